@@ -37,7 +37,7 @@ def column(values: Iterable[Any]) -> list[str]:
 
 def are_numbers(cells: Iterable[str]) -> bool:
     """Return True if the texts of a column are numbers, which stand to the right, or empty."""
-    return all(cell[:1] in "0123456789+-≥" for cell in cells)
+    return all(cell[:1] in "0123456789+−≥" for cell in cells)
 
 
 def signed(value: float) -> str:
@@ -137,8 +137,10 @@ def wrapped(text: str, width: int | None) -> str:
 
 
 def formatted(value: float, form: str) -> str:
-    """Format a number by Python's format specification, but without minus zero."""
+    """Format a number by Python's format specification, with a minus sign for the hyphen, and without minus zero."""
     text = f"{value:{form}}"
-    if text.startswith("-") and not re.search("[1-9]", text):  # minus zero
-        text = text.replace("-", "+" if "+" in form else "")
-    return text
+    if not text.startswith("-"):
+        return text
+    is_zero = not re.search("[1-9]", text)
+    sign = "−" if not is_zero else "+" if "+" in form else ""
+    return sign + text[1:]

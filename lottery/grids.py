@@ -1,7 +1,7 @@
 """A table of texts, which a terminal, a notebook and a page show alike."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
@@ -26,6 +26,13 @@ class Grid(NamedTuple):
     notes: Sequence[str] = ()  # sentences to show below it
     leave_out: Sequence[str] = ()  # heads of the columns to leave out where there is no room, the least important first
     tones: Mapping[str, str] = {}  # of cells, by their text
+
+    def explained(self, absent: Collection[str] = ()) -> list[tuple[str, str]]:
+        """List what the key says of the heads and the words that are there, without the columns with these heads."""
+        places = [place for place, head in enumerate(self.heads) if head not in absent]
+        seen = {self.heads[place] for place in places}
+        seen |= {row[place] for row in self.rows for place in places}
+        return [(name, text) for name, text in self.key.items() if name in seen]
 
     @property
     def numeric(self) -> list[bool]:
@@ -60,7 +67,7 @@ def html(grid: Grid) -> str:
     sides = ["right" if numeric else "left" for numeric in grid.numeric]
     rows = [_row("th", grid.heads, sides, {})]
     rows += [_row("td", row, sides, grid.tones) for row in grid.rows]
-    below = [f"{name}: {text}." for name, text in grid.key.items()] + list(grid.notes)
+    below = [f"{name}: {text}." for name, text in grid.explained()] + list(grid.notes)
     notes = "<br>".join(map(escape, below))
     return f"<table>{''.join(rows)}</table>" + (f"<small>{notes}</small>" if notes else "")
 

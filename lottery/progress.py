@@ -209,13 +209,13 @@ def _parts(event: Done) -> dict[str, str]:
     """Describe a stored network in parts, some of which may be empty."""
     where, record = event.where, event.record
     accuracy = record["early_stop_test_accuracy"]
-    test = f"loss {record['early_stop_test_loss']:#.4g}" if accuracy is None else f"{accuracy:.4f}"
+    test = f"loss {record['early_stop_test_loss']:#.4g}" if accuracy is None else f"{100 * accuracy:.2f} %"
     collapsed = ", ".join(record["collapsed"])
     return {
         "replicate": f"replicate {where.replicate}/{where.num_replicates}",
         "round": f"round {where.round:>{len(str(where.num_rounds))}}/{where.num_rounds}",
         "branch": _branch(where),
-        "density": f"density {where.density:.4f}",
+        "density": f"density {formatting.percent(where.density)}",
         "early stop": f"early stop {record['early_stop_step']:>{len(f'{where.num_steps:,}')},}",
         "test": f"test {test}",
         "seconds": formatting.duration(record["seconds"]),
@@ -239,7 +239,7 @@ def _line(where: Step, room: int) -> str:
     """Describe a network in training, in the room that is left of its bar."""
     validation = ""
     if where.val_accuracy == where.val_accuracy:  # not NaN, as it is of a model that measures none
-        validation = f"validation {where.val_accuracy:.4f}"
+        validation = f"validation {100 * where.val_accuracy:.2f} %"
     parts = [
         where.run.name if where.several else "",
         f"replicate {where.replicate}/{where.num_replicates}",
@@ -247,7 +247,7 @@ def _line(where: Step, room: int) -> str:
         _branch(where),
         f"step {where.step:,}/{where.num_steps:,}",
         validation,
-        f"density {where.density:.4f}",
+        f"density {formatting.percent(where.density)}",
     ]
     shown = [part for part in parts if part]
     if where.several and len(shown[0]) + 3 + LEAST > room:

@@ -11,6 +11,7 @@ import numpy as np
 from lottery.errors import unknown
 from lottery.figures import captions, layout, style
 from lottery.figures.record import Analysis, frame
+from lottery.formatting import percent
 from lottery.grids import Table
 from lottery.runs import siblings, store
 from lottery.runs.siblings import RECOMPUTED, STORED
@@ -247,7 +248,7 @@ def _means(part: Table, confidence: float) -> list[dict[str, Any]]:
                 text += f", which goes {'above' if mean < STABLE else 'below'} {100 * STABLE:g} %"
         lines.append({
             "round": int(index), "step": int(step), "density": density, "mean": mean, "stable": mean < STABLE,
-            "where": f"round {index} (density {density:.4f})", "text": f"{100 * mean:.2f} % ({text})",
+            "where": f"round {index} (density {percent(density)})", "text": f"{100 * mean:.2f} % ({text})",
         })  # fmt: skip
     return lines
 
@@ -275,7 +276,7 @@ def _by_round(pruned: list[dict[str, Any]], step: int) -> str:
     rounds = "round" if len(unstable) == 1 else "rounds"
     but = f"; not stable: {rounds} {', '.join(unstable)}" if unstable else ""
     shown = f"at {best['where']} the test-error barrier is {best['text']}"
-    return f"rewound to step {step}, networks are stable down to density {best['density']:.4f}: {shown}{but}"
+    return f"rewound to step {step}, networks are stable down to density {percent(best['density'])}: {shown}{but}"
 
 
 def _stored_barriers(run: Path) -> Table:

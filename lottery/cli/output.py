@@ -93,7 +93,7 @@ def grid(shown: "Grid", has_rows: bool = False, explained: bool = True) -> None:
     """Print a table, and explain what there is room for: its key and its notes."""
     absent = table(shown.heads, shown.rows, shown.leave_out, has_rows, shown.tones)
     if explained:
-        say(*(f"{name}: {text}." for name, text in shown.key.items() if name not in absent), *shown.notes)
+        say(*(f"{name}: {text}." for name, text in shown.explained(absent)), *shown.notes)
 
 
 def table(

@@ -84,19 +84,21 @@ def _legend(power: float, of_the_run: bool, num_rounds: int, is_loss: bool) -> l
         f"{num_rounds} rounds at once, whatever the others show.",
         "Fix the number before, in run.num_replicates, and take a seed that no earlier run has (run.seed).",
     ]
-    if is_loss:
-        sentences.append("Difference and std: of the test loss, as fractions of the loss of dense.")
+    if not is_loss:
+        sentences.append("Difference and std: of the test accuracy, in percentage points.")
+    else:
+        sentences.append("Difference and std: of the test loss, in per cent of the loss of dense.")
     return sentences
 
 
 def _as_texts(rows: Table) -> Table:
     """Format the numbers of a plan; a number that is not known is an empty cell."""
-    from lottery.formatting import number
+    from lottery.formatting import number, percent
 
-    shown = {"density": rows["density"].map("{:.4f}".format)}
+    shown = {"density": rows["density"].map(percent)}
     for key in rows.columns.intersection(["replicates", "for_all_rounds"]):
         shown[key] = rows[key].map("{:,.0f}".format, na_action="ignore").astype(object).fillna("")
     if "difference" in rows:
-        shown["difference"] = rows["difference"].map(lambda value: number(value, "+.4f"))
-        shown["std"] = rows["std"].map(lambda value: number(value, ".4f"))
+        shown["difference"] = rows["difference"].map(lambda value: number(100 * value, "+.2f"))
+        shown["std"] = rows["std"].map(lambda value: number(100 * value, ".2f"))
     return rows.astype(object).assign(**shown)

@@ -9,7 +9,7 @@ from lottery import config
 from lottery.analysis import costs
 from lottery.errors import LotteryError
 from lottery.figures import style
-from lottery.formatting import duration, number, plain
+from lottery.formatting import duration, percent, plain
 from lottery.grids import BAD, GOOD, Grid
 from lottery.report.reported import ReportedRun
 from lottery.runs import store
@@ -62,7 +62,7 @@ def key_facts(run: ReportedRun) -> dict[str, str]:
     by_mean = verdicts.smallest_matching(run.rows, run.judgement.rule.tolerance)
     return facts | {
         "smallest density matching by the mean": _density(by_mean),
-        "smallest density tried": f"{run.rows[run.rows['branch'] == store.TICKET]['density'].min():.4f}",
+        "smallest density tried": percent(run.rows[run.rows["branch"] == store.TICKET]["density"].min()),
         "replicates": str(run.rows["replicate"].nunique()),
         "networks trained": f"{(run.costs['steps'] > 0).sum():,}",
         "steps trained": f"{run.costs['steps'].sum():,}",
@@ -71,7 +71,7 @@ def key_facts(run: ReportedRun) -> dict[str, str]:
 
 
 def _density(line: dict[str, Any] | None) -> str:
-    return f"{line['density']:.4f}" if line else "none"
+    return percent(line["density"]) if line else "none"
 
 
 def by_weight(run: ReportedRun) -> Grid:
@@ -84,7 +84,7 @@ def by_weight(run: ReportedRun) -> Grid:
     for name, part in table.groupby("weight", sort=False):
         for round, line in part.groupby("round")[columns].mean().iterrows():
             counts = [f"{line[column]:,.1f}".removesuffix(".0") for column in columns[2:]]
-            rows.append([str(name), str(round), f"{line['density']:.4f}", number(line["weight_density"]), *counts])
+            rows.append([str(name), str(round), percent(line["density"]), percent(line["weight_density"]), *counts])
     heads = ["weight", "round", "network's density", "weight's density", "kept", "entries"]
     heads += ["dead inputs", "inputs", "dead units", "units"]
     note = "Means over replicates. No unit reads a dead input, and a dead unit reads no input."
@@ -98,7 +98,7 @@ def barriers(run: ReportedRun) -> Grid | None:
         round, step, density, batch_norm, split = key
         means = part[["ends", "highest", "barrier"]].mean()
         stable = "stable" if means["barrier"] < STABLE else "not stable"
-        where = [str(round), f"{density:.4f}", f"{step:,}", split, batch_norm, str(len(part))]
+        where = [str(round), percent(density), f"{step:,}", split, batch_norm, str(len(part))]
         rows.append([*where, *(f"{100 * mean:.2f}" for mean in means), stable])
     if not rows:
         return None

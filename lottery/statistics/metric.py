@@ -45,22 +45,27 @@ class Metric:
         return f"final_test_{self.what}"
 
     def value(self, value: float) -> str:
-        """Format a value; empty for NaN."""
-        return _loss(value) if self.is_loss else number(value)
+        """Format a value: an accuracy in per cent; empty for NaN."""
+        if self.is_loss or math.isnan(value):
+            return _loss(value)
+        return f"{100 * value:.2f} %"
 
     def deviation(self, value: float) -> str:
-        """Format a standard deviation of values; empty for NaN."""
-        return number(value, "#.2g" if self.is_loss else ".4f")
+        """Format a standard deviation of values, of accuracies in percentage points; empty for NaN."""
+        return number(value, "#.2g") if self.is_loss else number(100 * value, ".2f")
 
     def change(self, difference: float) -> str:
-        """Format a difference of two values with its sign; empty for NaN."""
-        return number(difference, "+#.3g" if self.is_loss else "+.4f")
+        """Format a difference of two values with its sign, of accuracies in percentage points; empty for NaN."""
+        return number(difference, "+#.3g") if self.is_loss else number(100 * difference, "+.2f")
 
     def difference(self, gain: float) -> str:
-        """Format a gain as ticket − other, with its sign: of losses in per cent of the dense loss; empty for NaN."""
+        """Format a gain as ticket − other, with its sign; empty for NaN.
+
+        Gains of accuracy are in percentage points, and those of losses in per cent of the dense loss.
+        """
         if self.is_loss:
             return "" if math.isnan(gain) else _percent(-gain)
-        return number(gain, "+.4f")
+        return number(100 * gain, "+.2f")
 
     def interval(self, low: Any, high: Any) -> tuple[Any, Any]:
         """Order the ends of an interval of gains, or their names, as those of ticket − other."""
@@ -74,7 +79,7 @@ class Metric:
         """Say where the whole interval of ticket − dense of a matching ticket lies."""
         if self.is_loss:
             return f"below +{100 * tolerance:g} %" if tolerance else "below 0"
-        return f"above -{tolerance:g}" if tolerance else "above 0"
+        return f"above −{100 * tolerance:g} points" if tolerance else "above 0"
 
 
 ACCURACY = Metric("accuracy", 0.002)  # as in Frankle et al. 2020, https://arxiv.org/abs/1912.05671
@@ -126,5 +131,4 @@ def _loss(value: float) -> str:
 
 def _percent(fraction: float) -> str:
     value = 100 * fraction
-    text = formatted(value, "+.2f") if abs(value) < 100 else f"{value:+,.0f}"
-    return f"{text} %"
+    return f"{formatted(value, '+.2f' if abs(value) < 100 else '+,.0f')} %"

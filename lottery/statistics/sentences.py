@@ -1,6 +1,7 @@
 """The verdict on a run in English: a first line for a newcomer, and a line for each thing that limits it."""
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -103,7 +104,7 @@ def _at_chance(judgement: Judgement) -> str:
 
 
 def _of_all_rounds(judgement: Judgement) -> str:
-    parts = [f"{word} {line['density']:.4f}" if line else f"{word} none" for word, line in judgement.shown.items()]
+    parts = [f"{word} {percent(line['density'])}" if line else f"{word} none" for word, line in judgement.shown.items()]
     error = 100 * judgement.rule.level
     return (
         "The table judges each round by itself. The smallest density shown for all "
@@ -113,19 +114,31 @@ def _of_all_rounds(judgement: Judgement) -> str:
 
 def _shown(judgement: Judgement) -> Headline:
     rule, winning, matching = judgement.rule, judgement.shown.get(WINNING), judgement.shown[MATCHING]
-    line = winning or matching
-    assert line is not None
-    text = f"{'Winning' if winning else 'Matching'} tickets down to {percent(line['density'])} of the weights: there "
-    parts = [text + ", ".join([_gain(judgement, line), *_speed(line), *_over_controls(judgement, line)])]
+    sparsest = winning or matching
+    assert sparsest is not None
+    clearest = _clearest(judgement, sparsest)
+    where = ": there "
+    if clearest["round"] != sparsest["round"]:
+        where = f". At {percent(clearest['density'])}: "
+    found = ", ".join([_gain(judgement, clearest), *_speed(clearest), *_over_controls(judgement, clearest)])
+    word = "Winning" if winning else "Matching"
+    parts = [f"{word} tickets down to {percent(sparsest['density'])} of the weights{where}{found}"]
     if rule.word != WINNING:
         parts.append("They are not called winning because they do not start from the weights of step 0")
     elif not winning:
         parts.append("They are not called winning: that they match dense within its steps is not shown")
-    if line["final_verdict"] == CANNOT_TELL:
-        parts.append(f"At the end of training this is undecided: {_end_in_words(line, rule)}")
-    elif line["final_verdict"] == NOT_MATCHING:
-        parts.append(f"At the end of training the ticket loses: {_end_in_words(line, rule)}")
-    return Headline(" ".join(f"{part}." for part in parts), OPEN if line["special"] == "no" else GOOD)
+    if sparsest["final_verdict"] in (CANNOT_TELL, NOT_MATCHING):
+        what = "is undecided" if sparsest["final_verdict"] == CANNOT_TELL else "loses"
+        parts.append(f"At the end of training the sparsest of them {what}: {_end_in_words(sparsest, rule)}")
+    return Headline(" ".join(f"{part}." for part in parts), OPEN if clearest["special"] == "no" else GOOD)
+
+
+def _clearest(judgement: Judgement, shown: dict[str, Any]) -> dict[str, Any]:
+    """Choose the ticket that the numbers are about: the sparsest that beats dense for certain, or the one shown."""
+    rounds = judgement.rounds
+    rounds = rounds[(rounds["round"] <= shown["round"]) & (rounds["verdict"] == shown["verdict"])]
+    is_better = [verdicts.lower_bound(judgement, line) > 0 for line in rounds.to_dict("records")]
+    return verdicts.sparsest(rounds[is_better]) or shown
 
 
 def _gain(judgement: Judgement, line: Mapping[str, Any]) -> str:
@@ -133,10 +146,10 @@ def _gain(judgement: Judgement, line: Mapping[str, Any]) -> str:
     metric, rule = judgement.metric, judgement.rule
     gain = line["budget_mean"] if line["verdict"] == WINNING else line["mean"]
     mean, bound = metric.in_words(gain, verdicts.lower_bound(judgement, line))
-    is_same = not float(mean.split()[0].replace(",", ""))
+    is_same = not re.search("[1-9]", mean)
     if metric.is_loss:
         side = "above" if gain < 0 else "below"
-        text = f"a test loss {mean.lstrip('+-')} {side} that of dense (at most {bound})"
+        text = f"a test loss {mean.lstrip('+−')} {side} that of dense (at most {bound})"
     elif is_same:
         text = f"as accurate as dense (at least {bound} points)"
     else:
@@ -162,7 +175,7 @@ def _over_controls(judgement: Judgement, ticket: Mapping[str, Any]) -> list[str]
     said = []
     if better:
         unit, over = ("", "below") if judgement.metric.is_loss else (" points", "over")
-        gains = [judgement.metric.in_words(line["mean"])[0].lstrip("+-") for line in better.values()]
+        gains = [judgement.metric.in_words(line["mean"])[0].lstrip("+−") for line in better.values()]
         texts = [f"{gain}{unit} {over} {name}" for gain, name in zip(gains, better, strict=True)]
         said.append(f"and {', '.join([texts[0], *(text.replace(' points', '') for text in texts[1:])])}")
     unsure = [name for name, line in lines.items() if line["ticket"] == CANNOT_TELL]
@@ -235,11 +248,11 @@ def _in_words(line: Mapping[str, Any], rule: Rule) -> str:
     has_ends = num > 1 and math.isfinite(line["low"])
     interval = metric.interval(line["low"], line["high"]) if has_ends else ()
     mean, *ends = metric.in_words(line["mean"], *interval)
-    is_better, is_same = line["mean"] > 0, not float(mean.split()[0].replace(",", ""))
+    is_better, is_same = line["mean"] > 0, not re.search("[1-9]", mean)
     if metric.is_loss and is_same:
         against = "with the same test loss as dense"
     elif metric.is_loss:
-        against = f"with a test loss {mean.lstrip('+-')} {'below' if is_better else 'above'} that of dense"
+        against = f"with a test loss {mean.lstrip('+−')} {'below' if is_better else 'above'} that of dense"
     elif is_same:
         against = "as accurate as dense"
     else:

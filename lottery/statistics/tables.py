@@ -15,7 +15,6 @@ from lottery.statistics.verdicts import Judgement
 
 Columns = dict[str, tuple[str, Callable[[Any], str]]]  # see `lottery.grids.of_rows`
 
-_density = "{:.4f}".format  # unlike `formatting.number`, four decimals however small
 _whole = partial(number, form=",.0f")
 _step = partial(number, form="+,.0f")
 _times = partial(number, form=",.1f")
@@ -62,7 +61,7 @@ def rounds(judgement: Judgement, points: Table, costs: Table | None = None, shor
     rows["stop"] = [f"{mark}{step:,.0f}" for mark, step in zip(marks, rows["early_stop_step_mean"], strict=True)]
     columns: Columns = {
         "round": ("round", str),
-        "density": ("density", _density),
+        "density": ("density", formatting.percent),
         metric.name: (f"{metric.what}_mean", metric.value),
         "verdict": ("verdict", str),
         "vs dense": ("mean", metric.difference),
@@ -100,7 +99,7 @@ def _key_of_rounds(judgement: Judgement, points: Table) -> dict[str, str]:
     num = int(points["replicates"].max())
     over = "n" if points["replicates"].nunique() > 1 else num
     mean = f"mean and standard deviation (±) over {over} replicates" if num > 1 else "of one replicate"
-    side, bound = metric.bound(rule.tolerance).replace("-", "−").split(" ", 1)
+    side, bound = metric.bound(rule.tolerance).split(" ", 1)
     other = "below" if side == "above" else "above"
     unsure = (
         f"{'is' if num == 1 else 'are'} too few to decide: the interval lies on both sides of {bound}, or is not known"
@@ -125,7 +124,7 @@ def _key_of_rounds(judgement: Judgement, points: Table) -> dict[str, str]:
         )
         key["speed"] = "steps to the lowest validation loss of dense, over the steps of dense; empty if never reached"
         key["stops later"] = "later or no later than dense, by the early-stop steps; no part of the verdict"
-    key["vs dense"] = f"ticket − dense{_unit(metric)}, paired by replicate, and its interval for this round by itself"
+    key["vs dense"] = f"ticket − dense, {_unit(metric)}, paired by replicate, and its interval for this round by itself"
     if points["censored"].any():
         last = f"{rule.last_step:,}"
         key["early stop"] = f"≥ where the validation loss of a replicate was lowest at the last step, {last}"
@@ -159,7 +158,7 @@ def controls(judgement: Judgement, costs: Table | None = None, only: int | None 
     columns: Columns = {
         "branch": ("branch", str),
         "round": ("round", _whole),
-        "density": ("density", _density),
+        "density": ("density", formatting.percent),
         "n": ("replicates", _whole),
         f"its {metric.name}": ("own", metric.value),
         f"ticket's {metric.name}": ("ticket", metric.value),
@@ -168,7 +167,7 @@ def controls(judgement: Judgement, costs: Table | None = None, only: int | None 
         "ticket is": ("beside", str),
     }
     key = {
-        "ticket − branch": f"mean over the n replicates that have both{_unit(metric)}, and its 95 % interval",
+        "ticket − branch": f"mean over the n replicates that have both, {_unit(metric)}, and its 95 % interval",
         "ticket is": f"as its interval shows; {verdicts.AS_GOOD}: within the tolerance, ?: not shown",
     }
     if costs is not None:
@@ -203,7 +202,7 @@ def transfers(rows: Table, points: Table) -> Grid | None:
     columns: Columns = {
         "branch": ("branch", str),
         "round": ("round", str),
-        "density": ("density", _density),
+        "density": ("density", formatting.percent),
         "n": ("replicates", str),
         metric.name: (f"{metric.what}_mean", metric.value),
         "±": (f"{metric.what}_std", metric.deviation),
@@ -212,7 +211,7 @@ def transfers(rows: Table, points: Table) -> Grid | None:
     }
     key = {
         metric.name: "on the other data, mean and standard deviation (±) over n replicates",
-        "vs dense there": f"ticket − dense{_unit(metric)}, both trained on the other data, and its 95 % interval",
+        "vs dense there": f"ticket − dense, {_unit(metric)}, both trained on the other data, and its 95 % interval",
     }
     how = "the same lottery branch as before trains it"
     notes = [f"{label} has no dense network on its data; {how}." for label, found in compared.items() if found.empty]
@@ -224,7 +223,7 @@ def compared(found: Table, first: str) -> Grid:
     metric = LOSS if LOSS.what in found else ACCURACY
     columns: Columns = {
         "round": ("own_round", str),
-        "density": ("density", _density),
+        "density": ("density", formatting.percent),
         "run": ("run", str),
         "n": ("replicates", str),
         metric.name: (metric.what, metric.value),
@@ -235,10 +234,11 @@ def compared(found: Table, first: str) -> Grid:
         "vs first to": ("difference_high", metric.change),
     }
     over = f"mean and 95 % t interval over n replicates, so over seeds, for this test set{_lower(metric)}"
+    unit = "" if metric.is_loss else f", {_unit(metric)}"
     order = f"At each density {first} comes first, and then the best"
     key = {
         metric.name: f"at the early-stop step: {over}",
-        "vs first": f"run − {first}, paired by replicate, and its t interval. {order}",
+        "vs first": f"run − {first}{unit}, paired by replicate, and its t interval. {order}",
     }
     leave_out = ("n", "95 % from", "95 % to", "vs first from", "vs first to")
     return grids.of_rows(found.to_dict("records"), columns, key=key, leave_out=leave_out)
@@ -248,11 +248,14 @@ def two_way(found: Table, measure: str, tolerance: float) -> Grid:
     """List ticket − dense with both intervals, a row for each round, from `lottery.statistics.two_way.table`."""
     found = found[(found["measure"] == measure) & (found["against"] == "dense")]
     ends = {"seeds": ("low", "high"), "both": ("two_way_low", "two_way_high")}
-    texts = {key: list(map(formatting.ends, found[low], found[high])) for key, (low, high) in ends.items()}
+    texts = {
+        key: list(map(formatting.ends, 100 * found[low], 100 * found[high], ["+.2f"] * len(found)))
+        for key, (low, high) in ends.items()
+    }
     columns: Columns = {
         "round": ("round", str),
-        "density": ("density", _density),
-        "vs dense": ("mean", formatting.signed),
+        "density": ("density", formatting.percent),
+        "vs dense": ("mean", ACCURACY.difference),
         "over seeds": ("seeds", str),
         "over seeds and test examples": ("both", str),
         "verdict": ("two_way_verdict", str),
@@ -273,21 +276,21 @@ def aggregated(found: Table, tasks: Sequence[str]) -> Grid:
     first = found["method"].iloc[0]
     num = int(found["replicates"].min())
     texts = {}
-    for name, form in {"iqm": "+.4f", "over_dense": ".2f", "first_over": ".2f"}.items():
-        ends = map(formatting.ends, found[f"{name}_low"], found[f"{name}_high"], [form] * len(found))
-        values = [number(value, form) for value in found[name]]
+    for name, form, unit in (("iqm", "+.2f", 100), ("over_dense", ".2f", 1), ("first_over", ".2f", 1)):
+        ends = map(formatting.ends, unit * found[f"{name}_low"], unit * found[f"{name}_high"], [form] * len(found))
+        values = [number(unit * value, form) for value in found[name]]
         texts[name] = [value and f"{value} ({between})" for value, between in zip(values, ends, strict=True)]
     beaten = f"P({first} > it)"
     columns: Columns = {
-        "density": ("at", _density),
+        "density": ("at", formatting.percent),
         "method": ("method", str),
         "IQM vs dense": ("iqm", str),
         "P(it > dense)": ("over_dense", str),
         beaten: ("first_over", str),
     }
     key = {
-        "IQM vs dense": "interquartile mean of method − dense, over all replicates of all tasks; in brackets the 95 % "
-        "interval of the stratified bootstrap, which is too narrow for few replicates",
+        "IQM vs dense": "interquartile mean of method − dense, in percentage points, over all replicates of all "
+        "tasks; in brackets the 95 % interval of the stratified bootstrap, which is too narrow for few replicates",
         "P(it > dense)": "probability that a network of the method is more accurate than a dense network",
     }
     if found["method"].nunique() > 1:
@@ -316,7 +319,7 @@ def _gain_ends(metric: Metric, low: str, high: str, of: str) -> Columns:
 
 
 def _unit(metric: Metric) -> str:
-    return ", in per cent of the dense loss" if metric.is_loss else ""
+    return "in per cent of the dense loss" if metric.is_loss else "in percentage points"
 
 
 def _lower(metric: Metric) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 from lottery import files, grids, masks, weights
 from lottery.enforcement import HeldAt, entries, patching
 from lottery.errors import TicketError, printable
+from lottery.formatting import percent
 from lottery.masks import Masks
 from lottery.models import architecture
 from lottery.models.architecture import Architecture
@@ -165,7 +166,7 @@ class Ticket:
 
     def facts(self) -> dict[str, str]:
         """Describe the ticket for a person: its size, its network, where it comes from and how well it does."""
-        found = {"density": f"{self.density:.4f}, {self.num_kept:,} weights kept"}
+        found = {"density": f"{percent(self.density)}, {self.num_kept:,} weights kept"}
         others = sum(masks.leaks(self.weights, self.masks).values())
         if others:
             num = sum(mask.size for mask in self.masks.values()) - self.num_kept
@@ -208,7 +209,7 @@ class Ticket:
     def layers(self) -> grids.Grid:
         """List the weights with their shapes, entries that are kept, and densities."""
         rows = [
-            [name, " x ".join(map(str, mask.shape)), f"{mask.sum():,}", f"{mask.size:,}", f"{mask.mean():.4f}"]
+            [name, " x ".join(map(str, mask.shape)), f"{mask.sum():,}", f"{mask.size:,}", percent(mask.mean())]
             for name, mask in self.masks.items()
         ]
         return grids.Grid(["weight", "shape", "kept", "of", "density"], rows)
@@ -219,7 +220,7 @@ class Ticket:
         return f"<p>{facts}</p>{grids.html(self.layers())}"
 
     def __repr__(self) -> str:
-        of, parts = self.provenance, [f"density {self.density:.4f} ({self.num_kept:,} weights kept)"]
+        of, parts = self.provenance, [f"density {percent(self.density)} ({self.num_kept:,} weights kept)"]
         if "run" in of:
             parts.append(f"round {of.get('round')} of {of['run']}, replicate {of.get('replicate')}")
         parts += [f"{measure.name} {value}" for measure, value in self._measured()]
