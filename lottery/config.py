@@ -9,7 +9,7 @@ import tomllib
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tomli_w
 from pydantic import AfterValidator, Field, ValidationError, model_validator
@@ -25,6 +25,7 @@ from lottery.pruning.settings import Prune, Rewind, implied_rounds
 from lottery.settings import MOST_REPLICATES, Natural, Section, is_given, one_of
 from lottery.training.settings import Train
 
+ALL = "all"  # rounds get controls
 MOST_BYTES = 1_000_000  # of an experiment file
 MOST_THREADS = 10_000
 
@@ -43,10 +44,17 @@ class Run(Section):
     num_replicates: Annotated[int, Field(ge=1, le=MOST_REPLICATES)] = 5
     seed: Annotated[int, Field(ge=0, le=2**127)] = 0  # a float holds it, too
     controls: tuple[Annotated[str, one_of("run.controls", branches.controls)], ...] = Field(default=(), strict=False)
-    control_rounds: tuple[Natural, ...] = Field(default=(), strict=False)
+    control_rounds: Literal["all"] | Annotated[tuple[Natural, ...], Field(strict=False)] = ALL
     enforcement: Annotated[str, one_of("run.enforcement", ENFORCEMENTS, also=is_given)] = "constraint"
     num_threads: Annotated[int, Field(ge=0, le=MOST_THREADS)] = 0
     fingerprint: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_round_has_no_controls(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and values.get("control_rounds") in ([], ()):
+            return {**values, "controls": [], "control_rounds": ALL}
+        return values
 
 
 class Experiment(Section):
@@ -65,7 +73,8 @@ class Experiment(Section):
         step, num_steps = self.rewind.step, self.train.num_steps
         if step >= num_steps:
             raise LotteryError(f"rewind.step must be less than train.num_steps, {num_steps}, not {step}.")
-        late = [index for index in self.run.control_rounds if index > self.prune.num_rounds]
+        chosen = () if self.run.control_rounds == ALL else self.run.control_rounds
+        late = [index for index in chosen if index > self.prune.num_rounds]
         if late:
             raise LotteryError(
                 f"run.control_rounds must be at most prune.num_rounds, {self.prune.num_rounds}, not {late[0]}."
@@ -250,9 +259,9 @@ def _drop_later_controls(merged: dict[str, Any], overrides: Mapping[str, Any]) -
     if chosen or not isinstance(prune, Mapping) or not isinstance(merged.get("run"), Mapping):
         return
     rounds, last = merged["run"].get("control_rounds"), prune.get("num_rounds", implied_rounds(prune))
-    if type(last) is int and rounds:
+    if type(last) is int and isinstance(rounds, (list, tuple)) and rounds:
         left = [index for index in rounds if index <= last] or [last]
-        merged["run"] = {**merged["run"], "control_rounds": left if last else []}
+        merged["run"] = {**merged["run"], "control_rounds": left if last else ALL}
 
 
 def _unprintable(value: Any) -> str | None:
@@ -278,12 +287,22 @@ def _check_fair(experiment: Experiment) -> None:
         )
 
 
+# Values of several types, of which pydantic names one.
+_UNIONS = {
+    "train.jit_compile": "true, false or 'auto'",
+    "run.control_rounds": "'all' or a list of rounds, such as [2, 4]",
+}
+
+
 def _sentence(error: ValidationError) -> LotteryError:
     """Say in one sentence what is wrong first."""
     first = error.errors()[0]
     inner = first.get("ctx", {}).get("error")
     if isinstance(inner, LotteryError):
         return inner
+    union = ".".join(map(str, first["loc"][:2]))
+    if union in _UNIONS:
+        return LotteryError(f"{union} must be {_UNIONS[union]}, not {first['input']!r}.")
     # In a union pydantic adds the member's type to the place of an error; no key has such a name.
     place = [str(part) for part in first["loc"] if part not in ("constrained-float", "bool", "dict[str,any]", "str")]
     key = ".".join(place)
@@ -295,7 +314,5 @@ def _sentence(error: ValidationError) -> LotteryError:
         return missing("Unknown key", place[-1], section.model_fields, where)
     if first["type"] == "literal_error":
         return LotteryError(f"{key} must be {first.get('ctx', {})['expected']}, not {first['input']!r}.")
-    if key == "train.jit_compile":
-        return LotteryError(f"{key} must be true, false or 'auto', not {first['input']!r}.")
     allowed = first["msg"].removeprefix("Input should be ").replace("dictionary or instance of", "table like")
     return LotteryError(f"{key} must be {allowed}, not {first['input']!r}.")

@@ -60,6 +60,7 @@ def drawn(
     style: str = "screen",
     width: float | None = None,
     title: str = "",
+    axis: str = "fraction",
     **options: Any,
 ) -> Any:
     """Draw a Matplotlib figure outside pyplot: no window, no state, and no backend to choose.
@@ -70,7 +71,8 @@ def drawn(
         style: ``"screen"``, ``"paper"`` or ``"slides"``: the sizes of letters and lines, and of the whole.
         width: In inches; by default 7.2 on the screen, 5.5 in a paper, 10 on slides.
         title: Above the figure.
-        options: Those of the kind's function.
+        axis: ``"fraction"`` or ``"percent"``: how densities and accuracies are labelled.
+        options: Those of the kind's function. The default interval is that of the style: in a paper, ``"t"``.
 
     Raises:
         LotteryError: An unknown kind, style or option, another width, an empty table, or an error of the function.
@@ -82,7 +84,10 @@ def drawn(
     if not sheet.narrowest <= width <= _WIDEST:
         allowed = f"{sheet.narrowest:g} to {_WIDEST} inches with the style {style!r}"
         raise LotteryError(f"width must be {allowed}, not {width:g}.")
+    if axis not in AXES:
+        raise unknown("axis", axis, AXES)
     _check_options(kind, options)
+    options = _with_interval(kind, style, options)
     with rc_context(sheet.settings):
         figure = sheets.new_figure(width)
         if title:
@@ -90,12 +95,22 @@ def drawn(
         own = ANALYSES[kind].height
         height = own(source, width, **options) if own else layout.usual_height(width)
         figure.set_size_inches(width, height + (styles.letters(1.6) if title else 0))
-        draw(source, figure.subplots(), **options)
+        ax = draw(source, figure.subplots(), **options)
+        if axis == "percent" and not layout.in_per_cent(ax):
+            raise LotteryError(f"The kind {kind!r} has no axis of densities or accuracies to label in per cent.")
         layout.fit(figure)
     return figure
 
 
-def caption(source: Table, kind: str = "accuracy", **options: Any) -> str:
+def _with_interval(kind: str, style: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Add the interval of the style sheet to the options of a kind that has one."""
+    usual = sheets.named(style).interval
+    if not usual or "interval" not in options_of(kind):
+        return options
+    return {"interval": usual} | options
+
+
+def caption(source: Table, kind: str = "accuracy", style: str = "screen", **options: Any) -> str:
     """Write the text beside a figure: what it shows, of how many replicates, and what bars or bands are.
 
     See `drawn` for arguments and errors. It draws nothing.
@@ -103,12 +118,12 @@ def caption(source: Table, kind: str = "accuracy", **options: Any) -> str:
     _figure(kind)
     _check_options(kind, options)
     text = ANALYSES[kind].caption or ANALYSES[kind].help
-    return text if isinstance(text, str) else text(source, **options)
+    return text if isinstance(text, str) else text(source, **_with_interval(kind, style, options))
 
 
-def latex_caption(source: Table, kind: str = "accuracy", **options: Any) -> str:
+def latex_caption(source: Table, kind: str = "accuracy", style: str = "screen", **options: Any) -> str:
     r"""Write the text of `caption` as a LaTeX ``\caption{...}``."""
-    return captions.latex(caption(source, kind, **options))
+    return captions.latex(caption(source, kind, style, **options))
 
 
 def svg(source: Table, kind: str = "accuracy", title: str = "", **options: Any) -> str:
@@ -155,6 +170,7 @@ def last_common_round(run: Path) -> int:
 
 
 _WIDEST = 40  # inches
+AXES = ("fraction", "percent")  # what the axes of densities and accuracies are labelled in
 
 
 def _check_options(kind: str, options: dict[str, Any]) -> None:

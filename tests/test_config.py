@@ -5,6 +5,7 @@ import pytest
 
 from lottery import config, data, enforcement
 from lottery.errors import LotteryError
+from lottery.runs import store
 from lottery.models import networks
 from lottery.pruning import allocation, criteria, rewinding, schedules
 from lottery.training import compiling
@@ -46,13 +47,37 @@ def test_fewer_rounds_leave_fewer_controls():
     assert config.load(tables, {"prune": {"num_rounds": 5}}).run.control_rounds == (4,)
     assert config.load(tables, {"prune": {"num_rounds": 2}}).run.control_rounds == (2,)
     assert config.load(None, {"prune": {"schedule": "explicit", "densities": [0.5, 0.2]}}).run.control_rounds == (2,)
-    assert config.load(tables, {"prune": {"num_rounds": 0}}).run.control_rounds == ()
+    assert config.load(tables, {"prune": {"num_rounds": 0}}).run.control_rounds == config.ALL
     with pytest.raises(LotteryError, match=r"prune\.densities must be .* not 0\.5"):
         config.load(None, config.parse_overrides(["prune.schedule=explicit", "prune.densities=0.5"]))
     final = tomllib.loads(config.dump(config.load({"prune": {"final_density": 0.5, "num_rounds": 2}})))
     assert config.load(final, {"prune": {"num_rounds": 1}}).prune.rate == 0.5
     with pytest.raises(LotteryError, match="must be at most .* not 8"):
         config.load(tables, {"prune": {"num_rounds": 5}, "run": {"control_rounds": [8]}})
+
+
+def test_no_control_rounds_means_no_controls():
+    tables = {"run": {"controls": ["untrained"], "control_rounds": []}}
+    found = config.load(tables)
+    assert store.wanted(found) == store.wanted(config.load({"run": {"controls": []}}))
+    assert config.digest(found) == config.digest(config.load({}))  # as if nobody had asked for controls
+    every = config.load({"run": {"controls": ["untrained"]}})
+    assert every.run.control_rounds == "all" and len(store.wanted(every)) == 1 + 2 * every.prune.num_rounds
+    assert not config.load(None, config.parse_overrides(["run.control_rounds=[]"])).run.controls
+
+
+def test_an_earlier_version_stored_all_rounds_as_none(tmp_path):
+    experiment = config.load({"name": "old", "run": {"controls": ["untrained"]}})
+    text = config.dump(experiment)
+    assert 'control_rounds = "all"' in text
+    (tmp_path / "experiment.toml").write_text(text.replace('control_rounds = "all"', "control_rounds = []"))
+    assert store.read_experiment(tmp_path) == experiment
+
+
+@pytest.mark.parametrize("value", ["3", "[0.5]", "some"])
+def test_control_rounds_of_another_type_are_refused_in_a_sentence(value):
+    with pytest.raises(LotteryError, match=r"run.control_rounds must be 'all' or a list of rounds, such as \[2, 4\]"):
+        config.load({}, config.parse_overrides([f"run.control_rounds={value}"]))
 
 
 def test_a_final_density_decides_the_rate():

@@ -184,6 +184,45 @@ def test_styles_and_widths_that_do_not_exist_are_refused(options, message):
         plots.drawn(made_up([[0.9]]), **options)
 
 
+def test_a_paper_has_t_intervals_and_the_screen_the_range():
+    rows = made_up([[0.9, 0.8], [0.7, 0.8]])
+
+    def ends(**options):
+        (bars,) = [bar for bar in plots.drawn(rows, **options).axes[0].containers if bar.get_label() == "ticket"]
+        return np.ptp(np.concatenate(bars[2][0].get_segments())[:, 1].reshape(-1, 2), axis=1).max()
+
+    assert ends() == pytest.approx(0.2)
+    assert ends(interval="t") == ends(style="paper") > 0.2
+    assert ends(style="paper", interval="range") == pytest.approx(0.2)
+    assert "95 % t interval" in plots.caption(rows, style="paper") and "lowest to highest" in plots.caption(rows)
+    with pytest.raises(LotteryError, match="must be 'range' or 't', not 'std'"):
+        plots.drawn(rows, interval="std")
+
+
+@pytest.mark.parametrize("kind", ["accuracy", "early_stop", "speed"])
+def test_labels_rename_branches_in_the_legend_alone(kind, small_run):
+    rows = plots.read(small_run.path, kind)
+    ax = plots.drawn(rows, kind, labels={"ticket": "winning tickets"}).axes[0]
+    texts = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert "winning tickets" in texts and "ticket" not in texts
+    with pytest.raises(LotteryError, match="The branch to label must be 'ticket', not 'tikcet'"):
+        plots.drawn(rows, kind, labels={"tikcet": "x"})
+
+
+def test_axes_in_per_cent(small_run):
+    rows = made_up([[0.9, 0.8], [0.7, 0.8]])
+    usual, ax = (plots.drawn(rows, axis=axis).axes[0] for axis in plots.AXES)
+    assert (
+        ax.get_xlabel() == "prunable weights kept (%)" and ax.get_ylabel() == "test accuracy (%) at the early-stop step"
+    )
+    assert ax.get_ylim() == usual.get_ylim()
+    assert ax.xaxis.get_major_formatter()(0.2) == "20" and ax.yaxis.get_major_formatter()(0.955) == "95.5"
+    with pytest.raises(LotteryError, match="'overlap' has no axis of densities or accuracies"):
+        plots.drawn(plots.read(small_run.path, "overlap"), "overlap", axis="percent")
+    with pytest.raises(LotteryError, match="axis must be 'fraction' or 'percent', not 'per cent'"):
+        plots.drawn(rows, axis="per cent")
+
+
 def test_a_figure_saved_by_its_user_has_truetype_fonts(tmp_path):
     figure = plots.drawn(made_up([[0.9, 0.8]]), style="paper")
     for ending in ("pdf", "ps"):

@@ -1,5 +1,6 @@
 """Test accuracy, or loss, and early-stop step of every network against density."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ def figure(
     full: bool = False,
     reference: bool = True,
     by: str = "density",
+    labels: Mapping[str, str] | None = None,
 ) -> Any:
     """Draw test accuracy at the early-stop step against density as the papers do: dense on the left, log axis.
 
@@ -58,11 +60,13 @@ def figure(
         reference: Draw the dense network, round 0 of the first branch, as a line with its bar as a band. If False, as
             for a figure whose branches are the tickets of several runs, every point is shown.
         by: ``"density"`` or ``"cost"``.
+        labels: What the legend calls a branch in place of its name.
     """
     measure = metric_of(rows)
     chains, points = _branches(rows, measure.early_stop, interval)
     points, label_of_x = _placed(rows, points, by)
     ax, named, shape = style.new_or(ax), {}, "bars"
+    called = style.renamed(chains, labels)
     dense = points[points["round"] == 0]
     if reference and len(dense):
         line = _draw_dense(ax, dense.iloc[0])
@@ -75,7 +79,7 @@ def figure(
     for place, (branch, look) in enumerate(chains.items()):
         part = points[points["branch"] == branch]
         outside = _outside(part, measure, (bottom, top))
-        aside, label = style.aside(ax, place, len(chains), points["round"].nunique()), branch
+        aside, label = style.aside(ax, place, len(chains), points["round"].nunique()), called[branch]
         if len(outside) and measure.is_loss:
             label += f"\n(rises to {outside['mean'].max():.3g})"
         elif len(outside):
@@ -113,7 +117,12 @@ def _mark_outside(ax: Any, outside: Table, color: Any, height: float, above: boo
 
 
 def caption(
-    rows: Table, interval: str = "range", full: bool = False, reference: bool = True, by: str = "density"
+    rows: Table,
+    interval: str = "range",
+    full: bool = False,
+    reference: bool = True,
+    by: str = "density",
+    labels: Mapping[str, str] | None = None,
 ) -> str:
     """Write the text beside `figure`."""
     measure = metric_of(rows)
@@ -160,7 +169,13 @@ def _views(rows: Table) -> list[dict[str, str]]:
     return [{}, *([{"by": "cost"}] if any(known and known.kind == "alternative" for known in found) else [])]
 
 
-def early_stop(rows: Table, ax: Any = None, interval: str = "range", num_steps: int | None = None) -> Any:
+def early_stop(
+    rows: Table,
+    ax: Any = None,
+    interval: str = "range",
+    num_steps: int | None = None,
+    labels: Mapping[str, str] | None = None,
+) -> Any:
     """Draw the early-stop step of each trained branch against density, with bars and shifts as `figure`.
 
     A marker is open if the lowest validation loss of a replicate is that of step `num_steps`, by default the
@@ -169,19 +184,27 @@ def early_stop(rows: Table, ax: Any = None, interval: str = "range", num_steps: 
     """
     chains, points = _steps(rows, interval, num_steps)
     ax = style.new_or(ax)
-    style.bounds(ax, points, chains, "≥ (last step)")
+    dense = points[points["round"] == 0]
+    named, shape = {}, "bars"
+    if len(dense):
+        line = _draw_dense(ax, dense.iloc[0])
+        if dense["replicates"].iloc[0] > 1:
+            named["dense"], shape = layout.shaded(line), _BOTH
+    style.bounds(ax, points, chains, "lower bound", labels)
     style.density_axis(ax, points["density"])
     ax.set(ylim=(0, points["high"].max() * 1.06 + 1e-9), ylabel="early-stop step (lowest validation loss)")
-    return layout.finish(ax, points, "bars", interval)
+    return layout.finish(ax, points, shape, interval, named)
 
 
-def early_stop_caption(rows: Table, interval: str = "range", num_steps: int | None = None) -> str:
+def early_stop_caption(
+    rows: Table, interval: str = "range", num_steps: int | None = None, labels: Mapping[str, str] | None = None
+) -> str:
     """Write the text beside `early_stop`."""
     _, points = _steps(rows, interval, num_steps)
     sentences = [
         "Early-stop step, at which the validation loss is lowest, against density, the fraction of prunable weights"
         " that is kept.",
-        captions.replicates(points, "bars", interval),
+        captions.replicates(points, _BOTH if (points["round"] == 0).any() else "bars", interval),
     ]
     if points["bound"].any():
         sentences.append("Open markers are lower bounds: in a replicate the loss is lowest at the last step.")
@@ -216,6 +239,7 @@ ACCURACY = Analysis(
     chapter="Accuracy",
     caption=caption,
     views=_views,
+    title="Accuracy of tickets",
 )
 
 EARLY_STOP = Analysis(
@@ -224,4 +248,5 @@ EARLY_STOP = Analysis(
     "Early-stop step, with the lowest validation loss, against density.",
     chapter="Accuracy",
     caption=early_stop_caption,
+    title="When training stops early",
 )

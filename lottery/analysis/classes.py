@@ -94,4 +94,5 @@ CLASSES = Analysis(
     chapter="Accuracy",
     caption=caption,
     missing="Its networks have no predictions.",
+    title="What tickets forget",
 )

@@ -90,28 +90,29 @@ def barrier(
     steps: Iterable[int] | None = None,
     batch_norm: str | None = None,
 ) -> Any:
-    """Draw the error along the straight line between two siblings, in a panel for each round.
+    """Draw the error along the straight line between two siblings, in a panel for each round and split.
 
-    For each step the mean over replicates, in a band from the lowest to the highest; the train error is dashed.
-    Replicates measured at different points are all interpolated linearly at each of these.
+    For each step the mean over replicates, in a band from the lowest to the highest. Replicates measured at different
+    points are all interpolated linearly at each of these.
 
     Args:
         split: ``"test"`` or ``"train"``; both by default.
-        rounds, steps: All of these are drawn; by default at most six rounds and three rewind steps, evenly apart.
+        rounds, steps: All of these are drawn; by default at most three of each, evenly apart, or six of one split.
         batch_norm: ``"stored"``, by default if the table has it, or ``"recomputed"``.
     """
     part = _chosen(points, split, rounds, steps, batch_norm)
     lines = style.spread(_at_all_points(part), ("round", "step", "split", "alpha"), "error")
     looks = dict(zip(_sorted(part, "step"), style.in_order(part["step"].nunique()), strict=True))
-    panels = layout.panels(ax := style.new_or(ax), part["round"].nunique())
-    for panel, index in zip(panels, _sorted(part, "round"), strict=True):
-        own = lines[lines["round"] == index]
-        for (step, name), line in own.groupby(["step", "split"], sort=True):
-            style.band(panel, line["alpha"], line, looks[step], f"step {step}, {name}", linestyle=_DASHES[name])
-        panel.set_title(f"round {index}, density {own['density'].mean():.3g}", fontsize="small", pad=3)
+    places = list(itertools.product(_sorted(part, "split"), _sorted(part, "round")))
+    panels = layout.panels(ax := style.new_or(ax), len(places))
+    for panel, (name, index) in zip(panels, places, strict=True):
+        own = lines[(lines["round"] == index) & (lines["split"] == name)]
+        for step, line in own.groupby("step", sort=True):
+            style.band(panel, line["alpha"], line, looks[step], f"step {step}")
+        panel.set_title(f"{name}, round {index}, density {own['density'].mean():.3g}", fontsize="small", pad=3)
         panel.grid(alpha=0.25, linewidth=style.thick(0.6))
-    for (step, (color, marker, _)), name in itertools.product(looks.items(), _sorted(part, "split")):
-        ax.plot([], [], color=color, marker=marker, linestyle=_DASHES[name], label=f"step {step}, {name}")
+    for step, (color, marker, line) in looks.items():
+        ax.plot([], [], color=color, marker=marker, linestyle=line, label=f"step {step}")
     panels[0].set(xlim=(-0.03, 1.03), ylim=(0, None), xticks=(0, 0.5, 1), xticklabels=("0", "0.5", "1"))
     layout.label_panels(
         ax, panels, "place on the line between the two networks (alpha)", "error (fraction of examples)"
@@ -197,7 +198,8 @@ def _chosen(
     batch_norm: str | None,
 ) -> Table:
     """Return the points of the paths that `barrier` draws."""
-    part = style.of_rounds(_selected(points, split, batch_norm), rounds)
+    part = _selected(points, split, batch_norm)
+    part = style.of_rounds(part, rounds, style.MOST // part["split"].nunique())
     return style.of_rounds(part, steps, 3, "step")
 
 
@@ -323,6 +325,7 @@ BARRIER = Analysis(
     caption=barrier_caption,
     views=_barrier_views,
     missing="Linear mode connectivity was not measured; `lottery analyze connectivity` measures it.",
+    title="Error between two networks",
 )
 
 INSTABILITY = Analysis(
@@ -332,4 +335,5 @@ INSTABILITY = Analysis(
     chapter="Connectivity",
     caption=instability_caption,
     views=_instability_views,
+    title="Error barriers",
 )

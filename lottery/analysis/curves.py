@@ -161,4 +161,5 @@ LEARNING_CURVES = Analysis(
     chapter="Training",
     caption=caption,
     views=_views,
+    title="Learning curves",
 )

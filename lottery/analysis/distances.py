@@ -103,4 +103,5 @@ DISTANCE = Analysis(
     columns=("start_norm", "distance", "relative_distance", "cosine", "sign_changes"),
     chapter="Layers",
     caption=caption,
+    title="How far weights move",
 )

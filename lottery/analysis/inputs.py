@@ -82,7 +82,7 @@ def _whole(shape: Any) -> tuple[int, ...]:
 
 _UNREAD = "white"  # paler than all of the scale, also in grey
 _GAP = 0.08  # between images, as a part of their width
-_BAR = 0.13, 0.12  # the gap above the colour bar and its height in inches
+_THICKNESS = 0.12  # of the colour bar, in inches
 
 
 def figure(table: Table, ax: Any = None, replicate: int = 1, rounds: Iterable[int] | None = None) -> Any:
@@ -124,21 +124,35 @@ def figure(table: Table, ax: Any = None, replicate: int = 1, rounds: Iterable[in
         ax.text(left, top - 0.15 * line, f"round {index}, density {density:.3g}", fontsize="small", va="bottom")
     ax.set_xlim(0, across * (num_columns + gap) - gap)
     ax.set_ylim(down * (tall + line) - line, -line)
-    ax.set_axis_off()
     of = "place of the kernel" if kernel else "input"
+    if _is_strip(images):
+        ax.set(aspect="auto", frame_on=False, yticks=[], xlabel=f"{of}, from 0")
+        ax.tick_params(labelsize="small")
+        ax.xaxis.label.set_fontsize("small")
+        _center_ticks(ax.xaxis, num_columns)
+    else:
+        ax.set_axis_off()
     label = f"kept entries of each {of}" + (" (log)" if log else "")
-    _add_bar(ax, shown, label, log, unread=any((image == 0).any() for image in images.values()))
+    unread = any((image == 0).any() for image in images.values())
+    _add_bar(ax, shown, label, log, unread, _gap_above_bar(images))
     return ax
 
 
-def _add_bar(ax: Any, shown: Any, label: str, log: bool, unread: bool) -> None:
+def _center_ticks(axis: Any, num: int) -> None:
+    """Put ticks at the centres of columns that lie one unit apart, at round numbers of them."""
+    from matplotlib.ticker import MaxNLocator
+
+    numbers = [int(place) for place in MaxNLocator(8, integer=True).tick_values(0, num - 1) if 0 <= place < num]
+    axis.set_ticks([place + 0.5 for place in numbers], labels=list(map(str, numbers)))
+
+
+def _add_bar(ax: Any, shown: Any, label: str, log: bool, unread: bool, gap: float) -> None:
     """Add the colour bar: as wide as the images, at places below them in inches, independent of the height."""
     from matplotlib.transforms import ScaledTranslation, blended_transform_factory
 
     inches = ax.figure.dpi_scale_trans + ScaledTranslation(0, 0, ax.transAxes)
-    gap, thickness = _BAR
     below = ax.inset_axes(
-        (0, -gap - thickness, 1, thickness), transform=blended_transform_factory(ax.transAxes, inches)
+        (0, -gap - _THICKNESS, 1, _THICKNESS), transform=blended_transform_factory(ax.transAxes, inches)
     )
     extend = "min" if unread else "neither"
     bar = ax.figure.colorbar(
@@ -184,10 +198,21 @@ def _arranged(images: dict[int, np.ndarray], width: float) -> tuple[int, int, fl
     """Return the numbers of images across and down, the height of each and that of the line above it, in places."""
     rows, columns = next(iter(images.values())).shape
     line = style.letters(1.5) / width * columns
-    if rows * 8 < columns:  # a strip, such as a row of inputs that are no image, is drawn taller
+    if _is_strip(images):
         return 1, len(images), columns / 25, line
     across, down = layout.grid(len(images), width)
     return across, down, rows, line * across
+
+
+def _is_strip(images: dict[int, np.ndarray]) -> bool:
+    """Check if images are strips, such as a row of inputs that are no image, which are drawn taller."""
+    rows, columns = next(iter(images.values())).shape
+    return rows * 8 < columns
+
+
+def _gap_above_bar(images: dict[int, np.ndarray]) -> float:
+    """Return the inches between the images and the colour bar: the inputs of a strip are numbered there."""
+    return 0.13 + (style.letters(2.6) if _is_strip(images) else 0)
 
 
 def _image(table: Table, kernel: bool) -> np.ndarray:
@@ -202,7 +227,7 @@ def _height(table: Table, width: float, replicate: int = 1, rounds: Iterable[int
     num_columns = next(iter(images.values())).shape[1]
     across, down, tall, line = _arranged(images, width)
     ratio = down * (tall + line) / ((across + _GAP * (across - 1)) * num_columns)
-    return min(ratio, 0.8 * down) * (width - 0.1) + sum(_BAR) + style.letters(2.6) + 0.1
+    return min(ratio, 0.8 * down) * (width - 0.1) + _gap_above_bar(images) + _THICKNESS + style.letters(2.6) + 0.1
 
 
 INPUTS = Analysis(
@@ -212,4 +237,5 @@ INPUTS = Analysis(
     height=_height,
     chapter="Masks",
     caption=caption,
+    title="Which inputs are read",
 )

@@ -169,7 +169,7 @@ def degrees_figure(
     fewest = lines["degree"].min()
     least = lines[lines["degree"] > 0]["degree"].min()  # NaN if nothing is left
     if most >= 10 * least:
-        ax.set_xscale("symlog", linthresh=least)
+        ax.set_xscale("symlog", linthresh=least, linscale=_LINEAR)
         ax.xaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=least, subs=(1, 2, 5)))
         style.plain(ax.xaxis)
     else:
@@ -189,6 +189,8 @@ def degrees_caption(
     what = f"Fraction of the {of} of {weight} with at most so many kept entries that {entries}."
     return f"{what} {captions.replicates(_cumulative(lines), 'band')}"
 
+
+_LINEAR = 0.25  # of a tenfold on the axis: the part from 0 to the fewest entries, where nothing happens
 
 # The entries of each side of a weight, and whose they are.
 _SIDES = {"in": ("come into a unit", "units"), "out": ("leave an input", "inputs")}
@@ -221,6 +223,7 @@ LAYERS = Analysis(
     columns=("weight_density", "kept", "dead_inputs", "dead_units"),
     chapter="Layers",
     caption=caption,
+    title="Density of each layer",
 )
 
 DEGREES = Analysis(
@@ -233,4 +236,5 @@ DEGREES = Analysis(
     chapter="Layers",
     caption=degrees_caption,
     views=style.each_weight,
+    title="Connections of units",
 )

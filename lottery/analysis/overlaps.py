@@ -109,10 +109,9 @@ def pairs(found: Table) -> list[str]:
 def overlap(overlaps: Table, ax: Any = None, weight: str = ALL, matched: bool = False) -> Any:
     """Draw a matrix of the overlaps of every two masks, below each that of random masks, on its diagonal the densities.
 
-    The colour is overlap − chance, on a scale that all figures share: from −1 to 1, logarithmic from 0.01 up. If
+    The colour is overlap − chance, from minus to plus the largest difference there is, and at least 0.01. If
     `matched`, both are the overlaps after the hidden units have been matched.
     """
-    from matplotlib.colors import SymLogNorm
 
     part, value, random = _compared(overlaps, weight, matched)
     names = list(dict.fromkeys([*part["one"], *part["other"]]))
@@ -129,8 +128,11 @@ def overlap(overlaps: Table, ax: Any = None, weight: str = ALL, matched: bool = 
             cells[pair] = row[value] - row[random]
             texts[pair] = f"{row[value]:.3f}\n({row[random]:.3f})"
     ax = style.new_or(ax)
-    scale = SymLogNorm(0.01, vmin=-1, vmax=1)
-    shown = ax.imshow(np.ma.masked_invalid(cells), cmap="RdBu", norm=scale, interpolation="none", aspect="auto")
+    known = cells[np.isfinite(cells)]
+    largest = max(_LEAST, float(np.abs(known).max())) if known.size else _LEAST
+    shown = ax.imshow(
+        np.ma.masked_invalid(cells), cmap="RdBu", vmin=-largest, vmax=largest, interpolation="none", aspect="auto"
+    )
     ax.set_facecolor("white")
     # About 14 letters fit into the width of a cell.
     across = min(ax.get_window_extent().width, ax.get_window_extent().height) / ax.figure.dpi
@@ -143,14 +145,12 @@ def overlap(overlaps: Table, ax: Any = None, weight: str = ALL, matched: bool = 
     label = "run and replicate" if any(":" in name for name in names) else "replicate"
     ax.set(xlabel=label, ylabel=label)
     units = ", units matched" if matched else ""
-    bar = ax.figure.colorbar(shown, ax=ax, panchor=False, label=f"overlap − chance (in brackets){units}")
-    bar.set_ticks(_TICKS, labels=[f"{tick:g}".replace("-", "−") for tick in _TICKS])
-    bar.minorticks_off()
+    ax.figure.colorbar(shown, ax=ax, panchor=False, label=f"overlap − chance (in brackets){units}")
     ax.spines[:].set_visible(True)
     return ax
 
 
-_TICKS = (-1, -0.1, -0.01, 0, 0.01, 0.1, 1)
+_LEAST = 0.01  # the end of the colours, so that differences of a few entries stay pale
 
 
 def caption(overlaps: Table, weight: str = ALL, matched: bool = False) -> str:
@@ -256,4 +256,5 @@ OVERLAP = Analysis(
     caption=caption,
     views=_views,
     missing="The masks of one replicate have no others to be compared with.",
+    title="Overlap of masks",
 )

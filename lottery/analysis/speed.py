@@ -1,5 +1,6 @@
 """How fast tickets learn: the steps to the dense network's lowest validation loss, over its own steps."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,13 @@ def table(run: Path) -> Table:
     return rows
 
 
-def figure(rows: Table, ax: Any = None, interval: str = "range", num_steps: int | None = None) -> Any:
+def figure(
+    rows: Table,
+    ax: Any = None,
+    interval: str = "range",
+    num_steps: int | None = None,
+    labels: Mapping[str, str] | None = None,
+) -> Any:
     """Draw the share of the dense network's steps that each branch takes to the dense network's lowest validation loss.
 
     Below the line at 1 a branch is faster than dense. A marker is open if a replicate never has that loss: it counts
@@ -29,14 +36,16 @@ def figure(rows: Table, ax: Any = None, interval: str = "range", num_steps: int 
     looks, ax = style.by_name(list(dict.fromkeys(rows["branch"]))), style.new_or(ax)
     ax.axhline(1, color="0.35", linewidth=style.thick(1), linestyle="--", label="dense", zorder=1)
     drawn = {branch: look for branch, look in looks.items() if (points["branch"] == branch).any()}
-    style.bounds(ax, points, drawn, "≥ (not reached)")
+    style.bounds(ax, points, drawn, "lower bound", labels)
     style.density_axis(ax, points["density"])
     top = max(1, points["high"].max()) * 1.06
     ax.set(ylim=(0, top), ylabel="share of the steps of dense")
     return layout.finish(ax, points, "bars", interval)
 
 
-def caption(rows: Table, interval: str = "range", num_steps: int | None = None) -> str:
+def caption(
+    rows: Table, interval: str = "range", num_steps: int | None = None, labels: Mapping[str, str] | None = None
+) -> str:
     """Write the text beside `figure`."""
     points = _points(rows, interval, num_steps)
     sentences = [
@@ -75,4 +84,5 @@ SPEED = Analysis(
     "Steps to the lowest validation loss of dense, over the steps of dense, against density.",
     chapter="Accuracy",
     caption=caption,
+    title="How fast tickets learn",
 )

@@ -72,10 +72,13 @@ def caption(survivors: Table, weight: str | None = None, rounds: Iterable[int] |
     return f"Distribution of the start weights of {weight} that survive. {captions.replicates(points, 'band')}"
 
 
+_MOST = 3  # rounds by default: more distributions on top of each other cannot be read
+
+
 def _points(survivors: Table, weight: str | None, rounds: Iterable[int] | None) -> tuple[Table, str, float]:
     """Return the mean probability density of each round and bin of a weight, its name, and the end of the last bin."""
     part, weight = style.of_weight(survivors, weight)
-    part = _merged(style.of_rounds(part, rounds))
+    part = _merged(style.of_rounds(part, rounds, _MOST))
     kept = part.groupby(["replicate", "round"])["count"].transform("sum")
     width, end = part["high"] - part["low"], part["high"].max()
     # A round that keeps nothing has no density.
@@ -101,4 +104,5 @@ INITIAL_WEIGHTS = Analysis(
     chapter="Layers",
     caption=caption,
     views=style.each_weight,
+    title="Start weights that survive",
 )

@@ -36,7 +36,8 @@ def plot(
         typer.Option(metavar="INCHES", help="The width; by default 7.2 on the screen, 5.5 in a paper, 10 on slides."),
     ] = None,
     title: Annotated[
-        str | None, typer.Option(help="Above the figure. By default the run's name, in paper style nothing.")
+        str | None,
+        typer.Option(help="Above the figure. By default what is seen and the run's name; none in a paper."),
     ] = None,
     caption: Annotated[
         bool, typer.Option("--caption", help="Print a LaTeX caption: what is shown, n, and what the bars are.")
@@ -46,6 +47,20 @@ def plot(
     rounds: Annotated[str, typer.Option(help="For kinds that draw some rounds: these rounds, such as 0,7,15.")] = "",
     weight: Annotated[str, typer.Option(help="For initial_weights, degrees and overlap: this weight.")] = "",
     full: Annotated[bool, typer.Option("--full", help="For accuracy and learning_curves: the whole range.")] = False,
+    interval: Annotated[
+        str,
+        typer.Option(
+            metavar="INTERVAL",
+            help="Bars and bands: range (lowest to highest) or t (95 % interval of the mean; usual in paper style).",
+        ),
+    ] = "",
+    label: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=TEXT", help='Call a branch so in the legend: --label random_mask="random mask".'),
+    ] = None,
+    axis: Annotated[
+        str, typer.Option(metavar="UNIT", help="Label densities and accuracies as fraction or percent.")
+    ] = "fraction",
     by: Annotated[
         str,
         typer.Option(
@@ -65,16 +80,23 @@ def plot(
     from lottery.runs import store
 
     sheet = sheets.named(style)
-    wanted = {"rounds": options.numbers("--rounds", rounds), "weight": weight, "full": full, "by": by}
+    wanted = {
+        "rounds": options.numbers("--rounds", rounds),
+        "weight": weight,
+        "full": full,
+        "interval": interval,
+        "labels": options.assigned("--label", label or []),
+        "by": by,
+    }
     chosen = _fitting(kind, {name: value for name, value in wanted.items() if value})
     table = _read(run, kind, replicate, round, chosen.get("rounds"))
     if "replicate" in plots.options_of(kind) and replicate is not None:
         chosen["replicate"] = replicate
-    text = plots.latex_caption(table, kind, **chosen) if caption else ""
+    text = plots.latex_caption(table, kind, style, **chosen) if caption else ""
     if title is None:
-        title = store.read_experiment(run).name if sheet.is_titled else ""
+        title = f"{plots.kinds()[kind].title} ({store.read_experiment(run).name})" if sheet.is_titled else ""
     out = out or run / f"{kind}.{sheet.suffix}"
-    path = plots.save(table, out, kind, style, width=width, title=title, **chosen)
+    path = plots.save(table, out, kind, style, width=width, title=title, axis=axis, **chosen)
     typer.echo(path, err=caption)
     if caption:
         print(text)
@@ -87,6 +109,7 @@ def _fitting(kind: str, chosen: dict[str, Any]) -> dict[str, Any]:
     for name in chosen:
         if name not in plots.options_of(kind):
             fitting = ", ".join(other for other in plots.kinds() if name in plots.options_of(other))
+            name = "label" if name == "labels" else name
             raise LotteryError(f"--{name} does not go with the kind {kind!r}, but with {fitting}.")
     return chosen
 

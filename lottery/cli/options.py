@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -111,6 +111,15 @@ def numbers(option: str, words: str) -> list[int]:
         return [int(word) for word in words.split(",") if word]
     except ValueError:
         raise LotteryError(f"{option} must be numbers, such as 7,15, not {words!r}.") from None
+
+
+def assigned(option: str, words: Iterable[str]) -> dict[str, str]:
+    """Read words of the form NAME=TEXT."""
+    pairs = [word.partition("=") for word in words]
+    for name, equals, text in pairs:
+        if not (name and equals and text):
+            raise LotteryError(f"{option} must be NAME=TEXT, such as random_mask='random mask', not {name!r}.")
+    return {name: text for name, _, text in pairs}
 
 
 def fractions(option: str, words: str) -> list[float]:

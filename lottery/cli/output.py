@@ -56,6 +56,19 @@ def counting() -> Iterator[Callable[[int, int, str], None]]:
         yield lambda done, total, name: display.update(bar, completed=done, total=total, description=name)
 
 
+@contextlib.contextmanager
+def status(text: str) -> Iterator[None]:
+    """Show in a terminal what is being done, as long as it takes."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal or console.is_dumb_terminal:
+        yield
+        return
+    with console.status(text):
+        yield
+
+
 def head(column: str) -> str:
     """Return the head of a column of rows in a table."""
     return HEADS.get(column, column.replace("_", " "))

@@ -1,13 +1,16 @@
 """The command plan: what an experiment would train, and how many replicates its verdicts need."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lottery.cli import options, output
 from lottery.errors import LotteryError
 from lottery.grids import Table
+
+if TYPE_CHECKING:
+    from lottery import config
 
 
 def plan(
@@ -32,11 +35,16 @@ def plan(
         float, typer.Option(metavar="FRACTION", help="The probability with which the difference is to be shown.")
     ] = 0.8,
     tolerance: options.Tolerance = None,
+    no_time: Annotated[
+        bool, typer.Option("--no-time", help="Do not measure how long it takes: start no training at all.")
+    ] = False,
     import_code: options.ImportCode = False,
     as_json: options.Json = False,
     as_csv: options.Csv = False,
 ) -> None:
-    """Show what an experiment would train, and how many replicates its verdicts need. Nothing is trained.
+    """Show what an experiment would train, how long that takes here, and how many replicates its verdicts need.
+
+    For the time, the dense network is trained for some seconds, and thrown away.
 
     Examples: lottery plan run.num_replicates=10; lottery plan lenet_mnist --difference 0.005 --std 0.003;
     lottery plan --from runs/NAME
@@ -60,7 +68,8 @@ def plan(
     planned = config.load(source, overriding)
     environment.num_threads()  # imports TensorFlow without its start-up messages
     rule = verdicts.rule_for(planned, tolerance, ACCURACY if pilot is None else metric_of(results.table(pilot)))
-    rows = preview.rounds(planned, pilot, import_code or config.names_network(overriding))
+    imports = import_code or config.names_network(overriding)
+    rows = preview.rounds(planned, pilot, imports)
     notes = preview.sentences(planned, int(rows["num_kept"].iloc[0]))
     if std is None and pilot is None:
         notes.append("--std NUMBER or --from RUN also says how many replicates the verdicts need.")
@@ -73,6 +82,19 @@ def plan(
         return
     output.rows(_as_texts(rows))
     output.say(*notes)
+    if not no_time:
+        _say_time(planned, imports)
+
+
+def _say_time(planned: "config.Experiment", imports: bool) -> None:
+    from lottery.pipeline import rehearsal
+
+    with output.status("Measuring how long a step takes"):
+        try:
+            found = rehearsal.sentence(planned, imports)
+        except LotteryError as error:
+            found = f"How long it takes is not known: {error}"
+    output.say(found)
 
 
 def _legend(power: float, of_the_run: bool, num_rounds: int, is_loss: bool) -> list[str]:

@@ -115,6 +115,23 @@ def _place(ax: Any, handles: Sequence[Any], labels: Sequence[str], above: float 
     ax.legend(handles, labels, loc="lower left", bbox_to_anchor=(0, 1), bbox_transform=higher, ncols=columns, **looks)
 
 
+def in_per_cent(ax: Any) -> bool:
+    """Label the axes of densities and accuracies in per cent; False if there are none."""
+    from matplotlib.ticker import FuncFormatter
+
+    found = False
+    for axis in (ax.xaxis, ax.yaxis):
+        text = axis.get_label().get_text()
+        if style.DENSITY in text or "accuracy" in text:
+            text = text.replace(style.DENSITY, "prunable weights kept (%)").replace("accuracy", "accuracy (%)")
+            axis.set_label_text(text)
+            for panel in (ax, *ax.child_axes):
+                own = panel.xaxis if axis is ax.xaxis else panel.yaxis
+                own.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.6g}"))
+            found = True
+    return found
+
+
 def usual_height(width: float) -> float:
     """Return the height in inches of a figure that is so wide, in which labels have room."""
     return max(0.6 * width, style.letters(15))

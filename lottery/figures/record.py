@@ -37,6 +37,7 @@ class Analysis:
     table: Callable[..., Table]
     figure: Callable[..., Any] | None
     help: str  # a sentence for --help
+    title: str = ""  # of the figure, in a few words
     columns: tuple[str, ...] = ()  # whose means over replicates `lottery analyze` prints
     keys: tuple[str, ...] = ()  # columns that tell rows apart, besides branch, round, density and weight
     printed: Callable[[Table], Table] | None = None  # makes the table to print means of, if it is another

@@ -18,6 +18,7 @@ class Sheet(NamedTuple):
     settings: dict[Any, Any]  # of Matplotlib
     suffix: str = "png"  # of a file whose name nobody chose
     is_titled: bool = True  # above the figure; a paper has a caption instead
+    interval: str = ""  # of bars and bands, where nobody chose any; empty for the usual of the kind
 
 
 _EVERY: dict[Any, Any] = {
@@ -35,7 +36,7 @@ SHEETS: dict[str, Sheet] = {
         "font.family": ["STIXGeneral", "DejaVu Sans"], "font.size": 9, "axes.linewidth": 0.6, "lines.linewidth": 1.3,
         "xtick.labelsize": 8, "ytick.labelsize": 8, "legend.fontsize": 8,
         "xtick.major.width": 0.6, "ytick.major.width": 0.6, "xtick.minor.width": 0.4, "ytick.minor.width": 0.4,
-    }, suffix="pdf", is_titled=False),
+    }, suffix="pdf", is_titled=False, interval="t"),
     "slides": Sheet(10, 7, 150, _EVERY | {
         "font.size": 17, "axes.linewidth": 1.3, "lines.linewidth": 3, "xtick.major.width": 1.3,
         "ytick.major.width": 1.3, "xtick.major.size": 6, "ytick.major.size": 6,

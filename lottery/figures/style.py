@@ -26,6 +26,7 @@ STYLES: tuple[BranchStyle, ...] = (
 )  # fmt: skip
 
 
+DENSITY = "density (fraction of prunable weights kept)"
 NO_ROUND = "no round is complete yet"
 MOST = 6  # rounds in one figure by default
 
@@ -163,15 +164,27 @@ def bars(ax: Any, x: Any, part: Table, look: BranchStyle, label: str, first: boo
     )  # fmt: skip
 
 
-def bounds(ax: Any, points: Table, looks: Mapping[str, BranchStyle], note: str) -> None:
+def renamed(names: Iterable[str], labels: Mapping[str, str] | None) -> dict[str, str]:
+    """Return what a legend calls each branch, by name; raise `LotteryError` if a label is for another name."""
+    known = list(names)
+    for name in labels or {}:
+        if name not in known:
+            raise unknown("The branch to label", name, known)
+    return {name: (labels or {}).get(name, name) for name in known}
+
+
+def bounds(
+    ax: Any, points: Table, looks: Mapping[str, BranchStyle], note: str, labels: Mapping[str, str] | None = None
+) -> None:
     """Draw the means of each branch against density with bars; with an open marker where ``bound`` is True.
 
-    An open marker stands for a lower bound, which `note` explains in the legend.
+    An open marker stands for a lower bound, which `note` explains in the legend. `labels` rename branches there.
     """
+    called = renamed(looks, labels)
     for place, (branch, look) in enumerate(looks.items()):
         part = points[points["branch"] == branch]
         shifted = ax.transData + aside(ax, place, len(looks), points["round"].nunique())
-        bars(ax, part["density"], part, look, branch, first=place == 0, transform=shifted)
+        bars(ax, part["density"], part, look, called[branch], first=place == 0, transform=shifted)
         bound = part[part["bound"]]
         if len(bound):
             ax.plot(
@@ -238,7 +251,7 @@ def density_axis(ax: Any, densities: Any) -> None:
     ax.set_xscale("log")
     ax.set_xlim(densities.max() * 1.15, densities.min() / 1.15)
     log_ticks(ax.xaxis)
-    ax.set_xlabel("density (fraction of prunable weights kept)")
+    ax.set_xlabel(DENSITY)
 
 
 def cost_axis(ax: Any, costs: Any, label: str) -> None:

@@ -47,7 +47,9 @@ def _loss(compiled: Any) -> tuple[str, bool]:
     """Return the name of a compiled loss in small letters without underscores, and if it takes logits."""
     is_alone_in_a_list = isinstance(compiled, (list, tuple)) and len(compiled) == 1
     loss: Any = compiled[0] if is_alone_in_a_list else compiled
-    name = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
+    if isinstance(loss, str):
+        return loss.replace("_", "").lower(), False
+    name = getattr(loss, "__name__", type(loss).__name__)
     takes_logits = bool(loss.get_config().get("from_logits")) if hasattr(loss, "get_config") else False
     return name.replace("_", "").lower(), takes_logits
 

@@ -305,7 +305,7 @@ def complete_rounds(run: Path, replicate: int) -> list[int]:
 def wanted(experiment: config.Experiment) -> list[tuple[int, str]]:
     """List round and branch of every network that an experiment trains per replicate, in the order of training."""
     rounds = range(experiment.prune.num_rounds + 1)
-    chosen = experiment.run.control_rounds or rounds[1:]
+    chosen = rounds[1:] if experiment.run.control_rounds == config.ALL else experiment.run.control_rounds
     controls = [(index, label) for index in chosen for label in experiment.run.controls]
     return [*((index, TICKET) for index in rounds), *controls]
 
@@ -354,7 +354,11 @@ def _nearest(run: Path) -> str:
 
 def _read_stored(path: Path) -> config.Experiment:
     try:
-        return config.validated(config.parsed(path, files.read(inside(path.parent, path), config.MOST_BYTES)))
+        tables = config.parsed(path, files.read(inside(path.parent, path), config.MOST_BYTES))
+        run = tables.get("run")
+        if isinstance(run, dict) and run.get("control_rounds") == []:  # an earlier version wrote so for all rounds
+            run["control_rounds"] = config.ALL
+        return config.validated(tables)
     except LotteryError as error:
         why = f"is damaged, or was edited ({str(error).rstrip('.')}); restore it, or start a new run."
         raise LotteryError(f"{str(path)!r} {why}") from None

@@ -1,13 +1,15 @@
 import json
 import math
+import re
 
 import pytest
 
 from lottery import config
 from lottery.errors import LotteryError
-from lottery.pipeline import preview
+from lottery.pipeline import preview, rehearsal
 from lottery.runs import store
 from lottery.statistics import pilot, power, verdicts
+from tests.conftest import SMALL
 
 
 def rows_of(done):
@@ -48,7 +50,7 @@ def test_a_plan_from_a_pilot(small_run, lottery_command):
             (line["round"], line["mean"], line["std"])
         )
         assert row["replicates"] == power.num_needed(line["mean"] + 0.1, line["std"], 2)
-    done = lottery_command("plan", "--from", small_run.path, "--difference", "0.05")
+    done = lottery_command("plan", "--from", small_run.path, "--difference", "0.05", "--no-time")
     assert "8 networks, 4 for each of 2 replicates" in done.stdout and "run.seed" in done.stdout
     rows = pilot.needed(
         preview.rounds(small_run.experiment, small_run.path), small_run.experiment, verdicts.Rule(), 0.8, std=0.01,
@@ -58,9 +60,29 @@ def test_a_plan_from_a_pilot(small_run, lottery_command):
 
 
 def test_a_plan_without_a_spread_says_what_it_lacks(lottery_command):
-    done = lottery_command("plan", "prune.num_rounds=3", "run.num_replicates=4", "run.controls=[]")
+    done = lottery_command("plan", "prune.num_rounds=3", "run.num_replicates=4", "run.controls=[]", "--no-time")
     assert "16 networks, 4 for each of 4 replicates" in done.stdout
     assert "--std NUMBER or --from RUN" in done.stdout and "Replicates:" not in done.stdout
+
+
+def test_a_plan_measures_how_long_it_takes(lottery_command, tmp_path, monkeypatch):
+    monkeypatch.setattr(rehearsal, "SECONDS", 0.2)
+    experiment = tmp_path / "digits.toml"
+    experiment.write_text(config.dump(config.load(SMALL)))
+    for settings in ((), ("train.num_steps=4", "train.eval_every=2")):  # the second ends before it is measured
+        done = lottery_command("plan", experiment, *settings)
+        last = done.stdout.replace("\n", " ")
+        found = re.search(r"About (\S+ \S+) of training on this machine.*a step takes (\S+) ms", last)
+        assert done.returncode == 0 and found and float(found[2]) > 0, last
+    assert not list(tmp_path.glob("*/")) and "of training on" not in lottery_command("plan", "--no-time").stdout
+
+
+def test_a_plan_without_its_data_says_why_the_time_is_not_known(lottery_command, tmp_path):
+    words = ("data.name=npz", f"data.path={tmp_path / 'none.npz'}", "model.name=lenet_300_100", "prune.rates={}")
+    with pytest.raises(LotteryError, match="There is no data file"):
+        rehearsal.sentence(config.load(None, config.parse_overrides(words)))
+    done = lottery_command("plan", *words)
+    assert "none.npz" in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,58 @@
+"""How long an experiment would take here: the dense network is trained for some seconds, and thrown away."""
+
+import contextlib
+import signal
+import tempfile
+import time
+from dataclasses import dataclass, field
+
+import loky
+
+from lottery import config, interrupts, progress
+from lottery.formatting import duration
+from lottery.pipeline import preview, running
+from lottery.pipeline.prepared import Ingredients
+from lottery.pipeline.session import Execution
+
+SECONDS = 4.0  # of training that are measured, after the first steps, which wait for the compiler
+
+
+@dataclass
+class _Watch:
+    """The times at which steps were reported."""
+
+    reported: list[tuple[float, int]] = field(default_factory=list)
+    whole: float = 0.0  # seconds of all steps, where they end before they are measured
+
+    def on_event(self, event: progress.Event) -> None:
+        if isinstance(event, progress.Step) and event.step:
+            self.reported.append((time.monotonic(), event.step))
+        elif isinstance(event, progress.Done):
+            self.whole = event.record["seconds"] / event.where.num_steps
+
+    def should_stop(self) -> int:
+        is_over = bool(self.reported) and time.monotonic() - self.reported[0][0] > SECONDS
+        return signal.SIGINT if is_over else 0
+
+    @property
+    def seconds_of_step(self) -> float:
+        (began, first), (ended, last) = self.reported[0], self.reported[-1]
+        return (ended - began) / (last - first) if last > first else self.whole
+
+
+def sentence(experiment: config.Experiment, import_code: bool = False) -> str:
+    """Say how long all networks of an experiment would train on this machine, from a measurement of some seconds.
+
+    Raises `LotteryError` if the data are not there, or the network cannot be trained.
+    """
+    tables = experiment.model_dump(mode="json", include={"name", "data", "model", "train"})
+    dense = tables | {"prune": {"num_rounds": 0}, "run": {"num_replicates": 1}}
+    watch = _Watch()
+    execution = Execution(on_event=watch.on_event, should_stop=watch.should_stop, tensorboard=False)
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(interrupts.Stopped):
+        running.run(dense, None, Ingredients(import_code=import_code), folder, execution)
+    seconds = watch.seconds_of_step * preview.sizes(experiment, 0)["steps"]
+    cores = loky.cpu_count()
+    parallel = f", or {duration(seconds / cores)} with {cores} networks in parallel" if cores > 1 else ""
+    each = f"{1000 * watch.seconds_of_step:.2g} ms"
+    return f"About {duration(seconds)} of training on this machine{parallel}: a step takes {each} (measured now)."
