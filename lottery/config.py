@@ -200,7 +200,18 @@ def read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise LotteryError(f"The experiment file {str(path)!r} cannot be read: {error.strerror or error}.") from None
     tables.pop("claim", None)
+    if asks_for_no_rounds(tables):
+        raise LotteryError(
+            f"The experiment file {str(path)!r} has run.controls, and no rounds for them: set run.control_rounds to "
+            "'all' or to some rounds, or leave out both."
+        )
     return tables
+
+
+def asks_for_no_rounds(tables: Mapping[str, Any]) -> bool:
+    """Check if a file has controls and an empty list of rounds, by which an earlier version meant all rounds."""
+    run = tables.get("run")
+    return isinstance(run, Mapping) and bool(run.get("controls")) and run.get("control_rounds") == []
 
 
 def shipped() -> dict[str, Path]:

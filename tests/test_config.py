@@ -5,9 +5,9 @@ import pytest
 
 from lottery import config, data, enforcement
 from lottery.errors import LotteryError
-from lottery.runs import store
 from lottery.models import networks
 from lottery.pruning import allocation, criteria, rewinding, schedules
+from lottery.runs import store
 from lottery.training import compiling
 from lottery.training.settings import OPTIMIZERS, Train
 
@@ -72,6 +72,8 @@ def test_an_earlier_version_stored_all_rounds_as_none(tmp_path):
     assert 'control_rounds = "all"' in text
     (tmp_path / "experiment.toml").write_text(text.replace('control_rounds = "all"', "control_rounds = []"))
     assert store.read_experiment(tmp_path) == experiment
+    with pytest.raises(LotteryError, match="has run.controls, and no rounds for them: set run.control_rounds to 'all'"):
+        config.load(tmp_path / "experiment.toml")
 
 
 @pytest.mark.parametrize("value", ["3", "[0.5]", "some"])

@@ -92,10 +92,10 @@ def test_no_line_is_lost_among_the_bars(shown):
     [
         (
             120,
-            "replicate 2/3  round  7/12  random_mask_global  density 0.2097  early stop 1,700  test 0.6123  3.2 s",
+            "replicate 2/3  round  7/12  random_mask_global  density 21 %  early stop 1,700  test 61.23 %  3.2 s",
         ),
-        (90, "replicate 2/3  round  7/12  random_mask_global  density 0.2097  test 0.6123"),
-        (60, "replicate 2/3  round  7/12  random_mask_global  test 0.6123"),
+        (90, "replicate 2/3  round  7/12  random_mask_global  density 21 %  test 61.23 %"),
+        (60, "replicate 2/3  round  7/12  random_mask_global  test 61.23 %"),
     ],
 )
 def test_lines_of_stored_networks_fit_and_have_no_time_left(shown, width, expected):
@@ -123,7 +123,7 @@ def test_what_is_left_out_once_stays_out(shown):
     seen = shown([progress.Done(one, RECORD) for one in (short, WHERE, short)], width=85).lines()
     lines = [line for line in seen if line.startswith("replicate")]
     assert "early stop" in lines[0] and lines[0].endswith("3.2 s")
-    assert lines[2] == "replicate 2/3  round  7/12  density 0.2097  test 0.6123"
+    assert lines[2] == "replicate 2/3  round  7/12  density 21 %  test 61.23 %"
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
@@ -133,9 +133,9 @@ def test_the_bars_fit_and_end_between_words(shown, width):
     assert max(len(line) for line in drawn) <= width
     bars = [line for line in drawn if line.startswith("replicate 2/3 · ")]
     assert bars and all(re.match(r"replicate 2/3 · round 7/12 ", line) for line in bars)
-    whole = {"--:--", "replicate 2/3", "round 7/12", "random_mask_global", "step 700/2,000", "validation 0.6100"}
+    whole = {"--:--", "replicate 2/3", "round 7/12", "random_mask_global", "step 700/2,000", "validation 61.00 %"}
     for line in bars:
-        assert set(re.split(r" · | [━╸╺ ]+", line.strip())) <= {*whole, "density 0.2097", ""}
+        assert set(re.split(r" · | [━╸╺ ]+(?!%)", line.strip())) <= {*whole, "density 21 %", ""}
     assert "runs/mine-1a2b3c4d:" in " ".join(screen.lines()).split()
 
 
@@ -146,7 +146,7 @@ def test_on_a_pipe_lines_are_whole():
         report(progress.Note("A sentence that is longer than the forty columns of the console."))
         report(progress.Done(WHERE, {**RECORD, "collapsed": ["dense/kernel"]}))
     note, line = printed.getvalue().splitlines()
-    assert note.endswith("the console.") and line.endswith("test 0.6123  3.2 s  nothing left of dense/kernel")
+    assert note.endswith("the console.") and line.endswith("test 61.23 %  3.2 s  nothing left of dense/kernel")
 
 
 def test_the_time_left_is_rich_s_own(shown):

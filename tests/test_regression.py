@@ -95,7 +95,7 @@ def test_the_verdict_is_on_the_loss(run):
 
 def test_commands_show_losses_and_no_empty_column(run, lottery_command):
     shown = lottery_command("show", "--long", run.path).stdout
-    assert re.search(r"0 +1\.0000 +\d\.\d+ +", shown) and "lower is better." in shown
+    assert re.search(r"0 +100 % +\d\.\d+ +", shown) and "lower is better." in shown
     listed = lottery_command("tickets", "ls", run.path).stdout
     summed = lottery_command("analyze", "curves", run.path).stdout
     for text in (shown, listed, summed):

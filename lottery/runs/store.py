@@ -355,9 +355,8 @@ def _nearest(run: Path) -> str:
 def _read_stored(path: Path) -> config.Experiment:
     try:
         tables = config.parsed(path, files.read(inside(path.parent, path), config.MOST_BYTES))
-        run = tables.get("run")
-        if isinstance(run, dict) and run.get("control_rounds") == []:  # an earlier version wrote so for all rounds
-            run["control_rounds"] = config.ALL
+        if config.asks_for_no_rounds(tables):
+            tables["run"]["control_rounds"] = config.ALL
         return config.validated(tables)
     except LotteryError as error:
         why = f"is damaged, or was edited ({str(error).rstrip('.')}); restore it, or start a new run."

@@ -128,8 +128,9 @@ def _shown(judgement: Judgement) -> Headline:
     elif not winning:
         parts.append("They are not called winning: that they match dense within its steps is not shown")
     if sparsest["final_verdict"] in (CANNOT_TELL, NOT_MATCHING):
+        which = "the ticket" if clearest["round"] == sparsest["round"] else "the sparsest of them"
         what = "is undecided" if sparsest["final_verdict"] == CANNOT_TELL else "loses"
-        parts.append(f"At the end of training the sparsest of them {what}: {_end_in_words(sparsest, rule)}")
+        parts.append(f"At the end of training {which} {what}: {_end_in_words(sparsest, rule)}")
     return Headline(" ".join(f"{part}." for part in parts), OPEN if clearest["special"] == "no" else GOOD)
 
 

@@ -646,13 +646,13 @@ def test_sentences_about_barriers():
     ]
     steps = [(1, 7, 0, 0.2, 0.3), (1, 7, 50, 0.2, 0.001), (1, 7, 90, 0.2, 0.05), (1, 9, 50, 0.1, 0.4)]
     assert said(*steps) == [
-        "Round 7 (density 0.2000) is stable from step 50 on: its test-error barrier is 0.10 % (1 replicate); but it is "
+        "Round 7 (density 20 %) is stable from step 50 on: its test-error barrier is 0.10 % (1 replicate); but it is "
         "not from 90.",
-        "Rewound to step 0, no pruned network tried is stable: round 7 (density 0.2000) has the lowest test-error "
+        "Rewound to step 0, no pruned network tried is stable: round 7 (density 20 %) has the lowest test-error "
         "barrier, 30.00 % (1 replicate).",
-        "Rewound to step 50, networks are stable down to density 0.2000: at round 7 (density 0.2000) the test-error "
+        "Rewound to step 50, networks are stable down to density 20 %: at round 7 (density 20 %) the test-error "
         "barrier is 0.10 % (1 replicate); not stable: round 9.",
-        "Rewound to step 90, no pruned network tried is stable: round 7 (density 0.2000) has the lowest test-error "
+        "Rewound to step 90, no pruned network tried is stable: round 7 (density 20 %) has the lowest test-error "
         "barrier, 5.00 % (1 replicate).",
     ]
     wide = said((1, 0, 0, 1.0, 0.001), (2, 0, 0, 1.0, 0.03))

@@ -47,12 +47,12 @@ def test_a_run_from_nothing_and_again(lottery, tmp_path):
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("replicate ")]
     assert len(lines) == 10  # a line a network on a pipe: three rounds and two controls
-    assert "replicate 2/2  round 2/2  density 0.4954" in lines[-3]
-    assert "replicate 2/2  round 2/2  random_mask  density 0.4954" in lines[-1]
+    assert "replicate 2/2  round 2/2  density 49.5 %" in lines[-3]
+    assert "replicate 2/2  round 2/2  random_mask  density 49.5 %" in lines[-1]
     assert "\x1b" not in done.stdout + done.stderr
     figure = Path(re.search(r"Figure: (.*)", done.stdout)[1])
     assert figure.read_bytes().startswith(b"\x89PNG")
-    assert re.search(r"2 +0\.4954 +0\.\d{4} ", done.stdout)
+    assert re.search(r"2 +49\.5 % +\d+\.\d\d % ", done.stdout)
     said = done.stdout.splitlines()
     assert "2 replicates are too few to decide" in said[0] and said[0] == said[-1]
     again = lottery(*words, cwd=tmp_path)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import lottery
-from lottery import grids
+from lottery import formatting, grids
 from lottery.errors import LotteryError
 
 
@@ -41,7 +41,10 @@ def test_a_notebook_shows_the_verdict_the_table_and_the_figure(small_run, tmp_pa
     head = small_run.verdict()[0]
     assert text.startswith(f"<p><b style='color: {grids.COLOURS['open']}'>{head}</b></p>")
     assert text.index("<table") < text.index("<svg") and text.count("<tr>") == 1 + 4
-    assert f">{small_run.table()['density'].min():.4f}</td>" in text and "?: 2 replicates are too few to decide" in text
+    assert (
+        f">{formatting.percent(small_run.table()['density'].min())}</td>" in text
+        and "?: 2 replicates are too few to decide" in text
+    )
     assert str(small_run) == head
     copy = tmp_path / "copy"
     shutil.copytree(small_run.path, copy)

@@ -518,7 +518,7 @@ def test_a_line_is_printed_for_a_model_that_measures_no_accuracy(accuracy):
     with progress.shown(Console(file=printed, width=200)) as report:
         report(progress.Done(where, record))
     line = printed.getvalue()
-    assert ("test 0.9000" in line) == (accuracy is not None) and "early stop 40" in line and "1.5 s" in line
+    assert ("test 90.00 %" in line) == (accuracy is not None) and "early stop 40" in line and "1.5 s" in line
 
 
 def test_a_run_leaves_the_generators_of_its_caller_as_they_were(tmp_path):

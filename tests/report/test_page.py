@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lottery import config
+from lottery import config, formatting
 from lottery.analysis import inputs
 from lottery.errors import LotteryError
 from lottery.figures import style
@@ -122,20 +122,21 @@ def test_the_rounds_are_those_of_the_table(page, small_run):
         cells = next(row for row in rows if row[:1] == [str(index)] and len(row) == len(heads))
         shown = dict(zip(heads, cells, strict=True))
         accuracy = part.set_index("replicate")["early_stop_test_accuracy"]
-        assert shown["density"] == f"{part['density'].iloc[0]:.4f}"
+        assert shown["density"] == formatting.percent(part["density"].iloc[0])
         assert shown["kept"] == f"{int(part['num_kept'].iloc[0]):,}"
-        assert shown["test accuracy"] == f"{np.mean(accuracy):.4f}"
-        assert shown["±"] == f"{np.std(accuracy, ddof=1):.4f}"
+        assert shown["test accuracy"] == f"{100 * np.mean(accuracy):.2f} %"
+        assert shown["±"] == f"{100 * np.std(accuracy, ddof=1):.2f}"
         if index:
-            assert shown["vs dense"] == f"{(accuracy - dense).mean():+.4f}".replace("-0.0000", "+0.0000")
-            assert float(shown["95 % from"]) <= float(shown["vs dense"]) <= float(shown["95 % to"])
+            assert shown["vs dense"] == formatting.formatted(100 * (accuracy - dense).mean(), "+.2f")
+            low, mean, high = (float(shown[head].replace("−", "-")) for head in ("95 % from", "vs dense", "95 % to"))
+            assert low <= mean <= high
 
 
 def test_a_cell_holds_one_number(page):
-    """Units stand in the heads, so that columns can be read down and sorted."""
+    """Of differences and bars each end has its own column, so that columns can be read down and sorted."""
     for row in outlined(page).rows:
         for cell in row:
-            assert not re.search(r"\d (±|to) [-+]?\d|\d \(|\d %$", cell) or "replicates" in cell, cell
+            assert not re.search(r"\d (±|to) [−+]?\d|\d \(", cell) or "replicates" in cell, cell
 
 
 def test_the_rows_can_be_saved_from_the_page(page, small_run):
@@ -226,7 +227,7 @@ def test_the_dl_of_key_facts_is_the_runs(small_run):
     found = tables.key_facts(one)
     rows = small_run.table()
     dense = rows[(rows["round"] == 0) & (rows["branch"] == "ticket")]["early_stop_test_accuracy"]
-    assert found["dense test accuracy"] == f"{sum(dense) / len(dense):.4f}"
+    assert found["dense test accuracy"] == f"{100 * sum(dense) / len(dense):.2f} %"
     assert found["replicates"] == "2" and found["networks trained"] == str(len(rows))
     assert found["steps trained"] == f"{len(rows) * 110:,}"
 
@@ -312,7 +313,7 @@ def test_points_of_a_figure_are_those_of_its_table(small_run):
 
 
 def test_each_panel_has_its_points_and_each_line_its_own_band():
-    """Two lines of one colour, test and train, in a panel for each round."""
+    """A panel for each split and round."""
     rows = [
         (replicate, index, 0, 0.8**index, "stored", alpha, split, 0.1, error + 0.01 * replicate + 0.1 * index)
         for replicate in (1, 2) for index in (0, 1) for split, error in (("test", 0.2), ("train", 0.1))
@@ -320,13 +321,14 @@ def test_each_panel_has_its_points_and_each_line_its_own_band():
     ]  # fmt: skip
     columns = ["replicate", "round", "step", "density", "batch_norm", "alpha", "split", "loss", "error"]
     panels = figures.figure(pd.DataFrame(rows, columns=columns), "barrier").panels
-    assert [panel["title"] for panel in panels] == ["round 0, density 1", "round 1, density 0.8"]
-    for index, panel in enumerate(panels):
+    assert [panel["title"] for panel in panels] == [
+        f"{split}, round {index}, density {0.8**index:g}" for split in ("test", "train") for index in (0, 1)
+    ]
+    for panel, (error, index) in zip(panels, [(0.2, 0), (0.2, 1), (0.1, 0), (0.1, 1)], strict=True):
         assert panel["x"].startswith("place on the line") and panel["y"] == "error"
         found = {line["name"]: [point[2:] for point in line["points"]] for line in panel["lines"]}
-        for split, error in (("test", 0.2), ("train", 0.1)):
-            ends = [error + 0.1 * index + place for place in (0.015, 0.01, 0.02)]  # mean, lowest, highest
-            assert found[f"step 0, {split}"] == [[alpha, *map(pytest.approx, ends)] for alpha in (0, 0.5, 1)]
+        ends = [error + 0.1 * index + place for place in (0.015, 0.01, 0.02)]  # mean, lowest, highest
+        assert found == {"step 0": [[alpha, *map(pytest.approx, ends)] for alpha in (0, 0.5, 1)]}
 
 
 @pytest.mark.parametrize("without", ["accuracy", "pruned rounds", "other replicates"])
@@ -363,7 +365,7 @@ def test_a_transfer_is_not_compared_with_the_ticket(small_run, undrawn):
     one = made(small_run, rows=pd.concat([rows, other, pruned.assign(branch="random_mask")], ignore_index=True))
     assert {line["branch"] for line in lines_of(one, "controls")} == {"random_mask"}
     assert [(line["branch"], line["test accuracy"]) for line in lines_of(one, "transfers")] == [
-        ("transfer-npz", "0.2500")
+        ("transfer-npz", "25.00 %")
     ] * 3
     shown = tables.of_run(one)["transfers"]
     assert "vs dense there" not in shown.heads
@@ -374,7 +376,10 @@ def test_a_transfer_is_not_compared_with_the_ticket(small_run, undrawn):
     both = pd.concat([rows, rows[rows["branch"] == "ticket"].assign(branch="transfer-npz")])
     compared = lines_of(made(small_run, rows=both), "transfers")
     own = {line["round"]: line["mean"] for line in verdicts.differences(rows).to_dict("records")}
-    assert [line["vs dense there"] for line in compared] == ["", *(f"{own[index]:+.4f}" for index in (1, 2, 3))]
+    assert [line["vs dense there"] for line in compared] == [
+        "",
+        *(formatting.formatted(100 * own[index], "+.2f") for index in (1, 2, 3)),
+    ]
     assert set(one.own["branch"]) == {"ticket", "random_mask"}
     without = tables.of_run(made(small_run))
     assert without["transfers"] is None and without["controls"] is None
@@ -388,7 +393,10 @@ def test_what_stands_beside_each_other_is_of_the_same_replicates(small_run):
     (line,) = lines_of(made(small_run, rows=pd.concat([rows, control], ignore_index=True)), "controls")
     ticket = rows[(rows["round"] == 2) & (rows["replicate"] == 2)]["early_stop_test_accuracy"].iloc[0]
     shown = [line[head] for head in ("n", "its test accuracy", "ticket's test accuracy", "ticket − branch")]
-    assert shown == ["1", "0.5000", f"{ticket:.4f}", f"{ticket - 0.5:+.4f}"] and "95 % from" not in line
+    assert (
+        shown == ["1", "50.00 %", f"{100 * ticket:.2f} %", formatting.formatted(100 * (ticket - 0.5), "+.2f")]
+        and "95 % from" not in line
+    )
     fewer = made(small_run, rows=rows[(rows["replicate"] == 1) | (rows["round"] < 2)])
     assert [line["n"] for line in lines_of(fewer, "rounds")] == ["2", "2", "1", "1"]
     assert not states([fewer])["Several runs from separate initialisations and seeds"]

@@ -92,9 +92,9 @@ class Files:
             lasts[replicate] = max(index, lasts.get(replicate, 0))
         return list(lasts.values())
 
-    def few(self) -> list[int]:
-        """The rounds that a figure has room for."""
-        return evenly(range(max(self.lasts()) + 1), 6)
+    def few(self, most: int = 6) -> list[int]:
+        """The rounds that a figure has room for: of those that are read, at most so many."""
+        return evenly(evenly(range(max(self.lasts()) + 1), 6), most)
 
     def density(self, keys: Iterable[Key]) -> float:
         """Mean of the networks' densities."""
@@ -414,17 +414,8 @@ def look_at_accuracy(figure: Figure, files: Files, full: bool = False, interval:
             figure.label(container, branch)
         figure.inside(x, mean[~below], branch)
         if branch == "ticket":
-            (dense_mean, dense_low, dense_high), counts = spread(values[:1], interval)
-            (dense,) = among(ax.lines, "dense")
-            figure.label(dense, "dense")
-            figure.line(dense, [0, 1], [dense_mean[0]] * 2, "dense")
-            if counts[0] > 1:
-                (patch,) = ax.patches
-                figure.saw(patch)
-                figure.same(
-                    "dense, band", [patch.get_y(), patch.get_y() + patch.get_height()], [*dense_low, *dense_high]
-                )
-            (_, low, high), _ = spread(values, interval)
+            look_at_dense(figure, values[0], interval)
+            (_, low, high), counts = spread(values, interval)
             if not full and any(counts):
                 low, high = max(np.nanmin(low), 0), min(np.nanmax(high), 1)
                 figure.check(low >= bottom and high <= ax.get_ylim()[1], "the ticket's bars leave the axes")
@@ -437,6 +428,18 @@ def look_at_accuracy(figure: Figure, files: Files, full: bool = False, interval:
         figure.saw(*ax.texts)
     figure.check(("Triangles" in figure.caption) == any_below, "triangles and the caption disagree")
     figure.finish("bars and grey band", interval)
+
+
+def look_at_dense(figure: Figure, values: list[float], interval: str) -> None:
+    """Check the line of the dense network, and its bar as a band."""
+    (mean, low, high), counts = spread([values], interval)
+    (dense,) = among(figure.ax.lines, "dense")
+    figure.label(dense, "dense")
+    figure.line(dense, [0, 1], [mean[0]] * 2, "dense")
+    if counts[0] > 1:
+        (patch,) = figure.ax.patches
+        figure.saw(patch)
+        figure.same("dense, band", [patch.get_y(), patch.get_y() + patch.get_height()], [*low, *high])
 
 
 def look_at_early_stop(figure: Figure, files: Files, interval: str = "range") -> None:
@@ -464,6 +467,8 @@ def look_at_early_stop(figure: Figure, files: Files, interval: str = "range") ->
             figure.check(lowest == files.records[key]["early_stop_step"], f"{key}: its lowest loss is at {lowest}")
         mean = figure.bars(container, x, values, branch, interval)
         figure.inside(x, mean, branch)
+        if branch == "ticket":
+            look_at_dense(figure, values[0], interval)
         censored = np.array([last in some for some in values])
         if censored.any():
             any_bound = True
@@ -471,12 +476,12 @@ def look_at_early_stop(figure: Figure, files: Files, interval: str = "range") ->
                 return figure.check(False, f"{branch} has no open marks")
             figure.line(bounds.pop(0), x[censored], mean[censored], f"{branch}, open")
     if any_bound and containers:
-        figure.label(containers[-1], "≥ (last step)")
+        figure.label(containers[-1], "lower bound")
         figure.saw(*containers.pop().lines[0:1])
     figure.check(not containers and not bounds, "more is drawn than the files have")
     if any_bound:
         figure.says("lowest at the last step")
-    return figure.finish(interval=interval)
+    return figure.finish("bars and grey band", interval)
 
 
 def look_at_learning_curves(
@@ -558,7 +563,7 @@ def look_at_layers(figure: Figure, files: Files, branch: str = "ticket") -> None
 
 
 def look_at_initial_weights(figure: Figure, files: Files, weight: str | None = None) -> None:
-    ax, rounds, weight = figure.ax, files.rounds(some=files.few()), weight or files.weights()[0]
+    ax, rounds, weight = figure.ax, files.rounds(some=files.few(3)), weight or files.weights()[0]
     starts = {key: files.start(key)[weight] for key in itertools.chain(*rounds.values())}
     lines, bands = labelled(ax.lines), list(ax.collections)
     figure.check(len(lines) == len(rounds), f"{len(lines)} rounds are drawn of {len(rounds)}")
@@ -690,7 +695,8 @@ def look_at_overlap(figure: Figure, files: Files, weight: str = "all") -> None:
         cells[one, other] = overlap - chance
     figure.saw(image)
     figure.same("overlaps - chance", np.ma.filled(image.get_array(), np.nan), cells)
-    figure.check(image.get_clim() == (-1, 1), "the colours have another scale")
+    largest = max(0.01, float(np.nanmax(np.abs(cells))))
+    figure.same("the scale of the colours", [*image.get_clim()], [-largest, largest])
     for axis in (ax.xaxis, ax.yaxis):
         figure.same("replicates", [int(text.get_text()) for text in axis.get_ticklabels()], [key[0] for key in keys])
         figure.same("their places", axis.get_ticklocs(), range(len(keys)))
@@ -739,36 +745,35 @@ def _barriers(errors: list[np.ndarray]) -> list[float]:
 def look_at_barrier(figure: Figure, files: Files, split: str | None = None) -> None:
     ax, points = figure.ax, files.points
     splits = sorted(set(points["split"])) if split is None else [split]
-    part = points[points["round"].isin(evenly(points["round"], 6))]
+    part = points[points["round"].isin(evenly(points["round"], 6 // len(splits)))]
     part = part[part["step"].isin(evenly(part["step"], 3))]
     rounds, steps = sorted(set(part["round"])), sorted(set(part["step"]))
     figure.panels = ax.child_axes
     named = {line.get_label(): line for line in labelled(ax.lines)}
-    figure.check(len(figure.panels) == len(rounds), f"{len(figure.panels)} panels of {len(rounds)} rounds")
-    for step, which in itertools.product(steps, splits):
-        line = named.pop(f"step {step}, {which}")
+    places = list(itertools.product(splits, rounds))
+    figure.check(len(figure.panels) == len(places), f"{len(figure.panels)} panels of {len(places)} splits and rounds")
+    for step in steps:
+        line = named.pop(f"step {step}")
         figure.saw(line)
-        figure.label(line, f"step {{:d}}, {which}", step)
+        figure.label(line, "step {:d}", step)
     figure.check(not named, "the legend has more")
-    for panel, index in zip(figure.panels, rounds, strict=False):
+    for panel, (which, index) in zip(figure.panels, places, strict=False):
         paths, bands = list(panel.lines), list(panel.collections)
         density = files.density(files.path_replicates(index, steps[0]))
-        figure.text(panel.get_title(), "round {:d}, density {:.3g}", index, density)
+        figure.text(panel.get_title(), which + ", round {:d}, density {:.3g}", index, density)
         here = [step for step in steps if ((part["round"] == index) & (part["step"] == step)).any()]
-        figure.check(len(paths) == len(here) * len(splits), f"round {index}: not every path is drawn")
+        figure.check(len(paths) == len(here), f"{which}, round {index}: not every path is drawn")
         for step in here:
-            for which in splits:
-                line, errors = paths.pop(0), files.errors(index, step, which)
-                (name,) = among(ax.lines, f"step {step}, {which}")
-                figure.check(line.get_label() == name.get_label(), f"{index}, {step}, {which}: another's name")
-                alphas = np.arange(len(errors[0])) / (len(errors[0]) - 1)
-                what = f"round {index}, step {step}, {which}"
-                figure.line(line, alphas, np.mean(errors, axis=0), what)
-                figure.band(line, bands, line.get_xdata(), np.transpose(errors), what)
-                dash = "-" if which == "test" else "--"
-                figure.check(line.get_linestyle() == name.get_linestyle() == dash, f"{what}: the style of the other")
-                figure.check(line.get_color() == name.get_color(), f"{what}: the legend has another colour")
-                figure.inside(alphas, np.mean(errors, axis=0), what)
+            line, errors = paths.pop(0), files.errors(index, step, which)
+            (name,) = among(ax.lines, f"step {step}")
+            figure.check(line.get_label() == name.get_label(), f"{index}, {step}, {which}: another's name")
+            alphas = np.arange(len(errors[0])) / (len(errors[0]) - 1)
+            what = f"round {index}, step {step}, {which}"
+            figure.line(line, alphas, np.mean(errors, axis=0), what)
+            figure.band(line, bands, line.get_xdata(), np.transpose(errors), what)
+            figure.check(line.get_linestyle() == name.get_linestyle(), f"{what}: the style of the other")
+            figure.check(line.get_color() == name.get_color(), f"{what}: the legend has another colour")
+            figure.inside(alphas, np.mean(errors, axis=0), what)
     _check_remark(figure, files)
     figure.finish("band")
 

@@ -182,7 +182,7 @@ def shown(small_run, capsys, rows, tolerance=0.002):
     return capsys.readouterr().out
 
 
-STARTS = (["1", "0.8000"], ["2", "0.6400"], ["3", "0.5120"])
+STARTS = (["1", "80 %"], ["2", "64 %"], ["3", "51.2 %"])
 
 
 def test_what_is_shown_has_a_verdict_a_bound_and_a_column_for_each_branch(small_run, capsys):
@@ -192,18 +192,18 @@ def test_what_is_shown_has_a_verdict_a_bound_and_a_column_for_each_branch(small_
     out = shown(small_run, capsys, pd.concat([tickets, control], ignore_index=True))
     lines = [re.split(r"  +", line.strip()) for line in out.splitlines()]
     first, second, third = (next(line for line in lines if line[:2] == start) for start in STARTS)
-    within = ["+0.0300", "+0.0052", "+0.0548", "0.50"]
-    assert first[2:8] == ["0.9400", "winning", "+0.0300", "+0.0052", "+0.0548", "yes"]
-    assert first[8:14] == [*within, "0.0173", "800"]
+    within = ["+3.00", "+0.52", "+5.48", "0.50"]
+    assert first[2:8] == ["94.00 %", "winning", "+3.00", "+0.52", "+5.48", "yes"]
+    assert first[8:14] == [*within, "1.73", "800"]
     # The table has the end of training beside it: its accuracy, difference, interval and verdict.
-    at_the_end = ["0.9300", "+0.0300", "+0.0052", "+0.0548", "matching"]
+    at_the_end = ["93.00 %", "+3.00", "+0.52", "+5.48", "matching"]
     assert first[14:] == ["20", "no later", *at_the_end]
-    at_the_end = ["0.9100", "+0.0100", "+0.0100", "+0.0100", "matching"]
+    at_the_end = ["91.00 %", "+1.00", "+1.00", "+1.00", "matching"]
     assert second[3] == "winning" and second[-7:] == ["≥ 110", "later", *at_the_end]
     assert third[3] == "not matching" and third[-1] == "not matching" and "no later" in third
     beside = {line[1]: line for line in lines if line[0] == "random_reinit"}
-    assert beside["1"][2:7] == ["0.8000", "3", "0.5000", "0.9400", "+0.4400"] and beside["1"][-1] == "better"
-    assert beside["2"][2:7] == ["0.6400", "3", "0.6100", "0.9200", "+0.3100"]
+    assert beside["1"][2:7] == ["80 %", "3", "50.00 %", "94.00 %", "+44.00"] and beside["1"][-1] == "better"
+    assert beside["2"][2:7] == ["64 %", "3", "61.00 %", "92.00 %", "+31.00"]
     assert "lowest at the last step, 110" in out
     judgement = verdicts.Judgement(pd.concat([tickets, control]), verdicts.rule_for(small_run.experiment))
     assert all(sentence in out for sentence in sentences.of(judgement))
@@ -211,7 +211,7 @@ def test_what_is_shown_has_a_verdict_a_bound_and_a_column_for_each_branch(small_
 
 def test_what_is_shown_of_one_replicate_tells_nothing(small_run, capsys):
     out = shown(small_run, capsys, made_up([[0.90, 0.93]]))
-    assert re.search(r"1 +0\.8000 .* \? *$", out, re.M) and "?: 1 replicate is too few to decide: " in out
+    assert re.search(r"1 +80 % .* \? *$", out, re.M) and "?: 1 replicate is too few to decide: " in out
     assert "≥" not in out and "1 replicate cannot show" in out
     assert "No round of" in shown(small_run, capsys, made_up([]))
     assert "can be compared with dense" in shown(small_run, capsys, made_up([[0.9, 0.8]]).query("round == 1"))

@@ -196,7 +196,7 @@ def test_smallest_densities_with_and_without_a_bound():
     assert said[0] == "Winning tickets down to 64 % of the weights: there +1.1 points over dense (at least +0.8)."
     assert said[1] == (
         "The table judges each round by itself. The smallest density shown for all 4 rounds at once (error 2.5 % each): "
-        "winning 0.6400, matching 0.6400, better than dense 0.6400, matching at the end 0.6400."
+        "winning 64 %, matching 64 %, better than dense 64 %, matching at the end 64 %."
     )
     assert said[2:] == [sentences.ADDING]
     assert sentences_of(rows.query("round < 2"))[1:] == []  # of one round nothing is to be added
@@ -262,7 +262,7 @@ TIMES_THREE = [[None, 0.70, 0.70], [None, 0.71, 0.71], [None, 0.72, 0.72]]
         ),
         (
             {"ticket": [[0.9, 0.8995], [0.9, 0.8996], [0.9, 0.8994]]},
-            "Winning tickets down to 9.1 % of the weights: there -0.05 points against dense (at least -0.07), within the "
+            "Winning tickets down to 9.1 % of the weights: there −0.05 points against dense (at least −0.07), within the "
             "tolerance of 0.2.",
             "good",
         ),
@@ -274,19 +274,19 @@ TIMES_THREE = [[None, 0.70, 0.70], [None, 0.71, 0.71], [None, 0.72, 0.72]]
         (
             {"ticket": [[0.9, 0.8], [0.9, 0.81], [0.9, 0.82]]},
             "No winning ticket: every round loses more than 0.2 points to dense. The best has 9.1 % of the weights, "
-            "-9.0 points against dense (95 % interval -11.5 to -6.5, 3 replicates).",
+            "-9.0 points against dense (95 % interval −11.5 to −6.5, 3 replicates).",
             "bad",
         ),
         (
             {"ticket": [[0.9, 0.91], [0.9, 0.90], [0.9, 0.92]]},
             "No winning ticket is shown: 3 replicates are too few to decide; about 16 would be needed. The "
-            "sparsest undecided ticket has 9.1 % of the weights, +1.0 points over dense (95 % interval -1.5 to +3.5, 3 replicates).",
+            "sparsest undecided ticket has 9.1 % of the weights, +1.0 points over dense (95 % interval −1.5 to +3.5, 3 replicates).",
             "open",
         ),
         (
             {"ticket": [[0.9, 0.91], [0.9, 0.85], [0.9, 0.93]]},
             "No winning ticket is shown: 3 replicates are too few to decide. The nearest ticket has 9.1 % of the "
-            "weights, -0.3 points against dense (95 % interval -10.7 to +10.0, 3 replicates).",
+            "weights, −0.3 points against dense (95 % interval −10.7 to +10.0, 3 replicates).",
             "open",
         ),
         (
@@ -304,7 +304,7 @@ TIMES_THREE = [[None, 0.70, 0.70], [None, 0.71, 0.71], [None, 0.72, 0.72]]
         (
             {"ticket": [[0.9, 0.8]]},
             "1 replicate cannot show that a ticket is winning, and in this one none keeps up with dense. The best has "
-            "9.1 % of the weights, -10.0 points against dense.",
+            "9.1 % of the weights, −10.0 points against dense.",
             "open",
         ),
         ({"ticket": [[0.9]]}, "No verdict yet: no pruned round can be compared with dense.", "open"),
@@ -418,7 +418,7 @@ def test_a_lower_loss_is_better_in_words():
     assert (rule.tolerance, verdicts.rule_for(config.Experiment(), 0.1, metric=LOSS).tolerance) == (0.02, 0.1)
     first, *others = sentences_of(losses, dataclasses.replace(rule, margin=0))
     assert first == (
-        "Winning tickets down to 64 % of the weights: there a test loss 1.00 % below that of dense (at most -1.00 %)."
+        "Winning tickets down to 64 % of the weights: there a test loss 1.00 % below that of dense (at most −1.00 %)."
     )
     assert len(others) == 1
     controls = tables.controls(Judgement(losses, rule))
@@ -447,7 +447,7 @@ def test_equal_differences_have_no_interval_and_tell_nothing():
     rows = made_up({"ticket": [[0.9, 0.8], [0.9, 0.8]], "random_mask": [[None, 0.7], [None, 0.7]]})
     grid = tables.controls(Judgement(rows))
     (row,) = (dict(zip(grid.heads, row, strict=True)) for row in grid.rows)
-    assert (row["ticket − branch"], row["ticket is"]) == ("+0.1000", "?") and "95 % from" not in row
+    assert (row["ticket − branch"], row["ticket is"]) == ("+10.00", "?") and "95 % from" not in row
 
 
 def with_steps(rows, steps):
@@ -573,7 +573,7 @@ def test_both_times_stand_side_by_side():
     assert line["final_mean"] == pytest.approx(np.mean(pairs))
     interval = stats.ttest_1samp(pairs, 0).confidence_interval()
     assert (line["final_low"], line["final_high"]) == pytest.approx((interval.low, interval.high))
-    assert "At the end of training the ticket loses: -5.1 points" in headline(lower).text
+    assert "At the end of training the ticket loses: −5.1 points" in headline(lower).text
     assert "At the end of training" not in headline(rows).text
     swapped = lower.assign(
         early_stop_test_accuracy=lower["final_test_accuracy"],
