@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -14,6 +15,7 @@ INSIDE = "---\n\nThe modules below do the work behind those above. You rarely ne
 NAME = re.compile(r"(?<!optional>)<code>(lottery(?:\.\w+)+)(?:\([^<]*\))?</code>")
 
 
+@event_priority(100)  # before mkdocs-jupyter, which makes pages of the notebooks
 def on_files(files: Files, config: MkDocsConfig) -> None:
     """Add pages that lie beside docs/, and every file outside docs/ to which a page links."""
     for name, source in PAGES.items():
@@ -22,8 +24,9 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
     linked = {path for page in files.documentation_pages() for path in LINK.findall(page.content_string)}
     for path in sorted(linked - {file.src_uri for file in files}):
         # Anything else remains a broken link, which a strict build refuses.
-        if (ROOT / path).is_file() and not path.endswith(".md"):
-            files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
+        is_ours = (ROOT / path).resolve().is_relative_to(ROOT) and (ROOT / path).is_file()
+        if is_ours and not path.endswith(".md"):
+            files.append(File(path, str(ROOT), config.site_dir, config.use_directory_urls))
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -36,7 +39,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         rest = [f"::: {name}\n" for name in names if name not in markdown.split()]
         markdown = "\n".join([markdown, *([INSIDE, *rest] if rest else [])])
     up = "../" * page.file.src_uri.count("/")
-    outside = {file.src_uri for file in files if file.generated_by}
+    outside = {file.src_uri for file in files if not (ROOT / "docs" / file.src_uri).exists()}
     return LINK.sub(lambda link: f"]({up}{link[1]})" if link[1] in outside else link[0], markdown)
 
 

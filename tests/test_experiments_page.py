@@ -1,4 +1,4 @@
-"""docs/experiments.md lists each key of an experiment with its default."""
+"""docs/settings.md lists each key of an experiment with its default."""
 
 import re
 import tomllib
@@ -8,7 +8,7 @@ import pytest
 
 from lottery import config
 
-PAGE = (Path(__file__).parents[1] / "docs" / "experiments.md").read_text()
+PAGE = (Path(__file__).parents[1] / "docs" / "settings.md").read_text()
 SECTIONS = {name: field.annotation for name, field in config.Experiment.model_fields.items() if name != "name"}
 
 

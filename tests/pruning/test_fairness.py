@@ -325,7 +325,7 @@ def test_the_command_lists_what_is_refused(lottery_command):
 
 
 def docs_rows():
-    """The table of docs/experiments.md, from the records."""
+    """The table of docs/settings.md, from the records."""
     cells = {
         name: [fairness.beside(branch, start) for start in get_args(rewinding.Start)]
         for name, branch in BRANCHES.items()
@@ -337,7 +337,7 @@ def docs_rows():
 
 
 def test_the_documentation_has_each_cell():
-    page = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
     missing = [row for row in docs_rows() if row not in page]
     assert not missing, "\n".join(missing)
     one_line = " ".join(page.split())

@@ -274,7 +274,7 @@ TIMES_THREE = [[None, 0.70, 0.70], [None, 0.71, 0.71], [None, 0.72, 0.72]]
         (
             {"ticket": [[0.9, 0.8], [0.9, 0.81], [0.9, 0.82]]},
             "No winning ticket: every round loses more than 0.2 points to dense. The best has 9.1 % of the weights, "
-            "-9.0 points against dense (95 % interval −11.5 to −6.5, 3 replicates).",
+            "−9.0 points against dense (95 % interval −11.5 to −6.5, 3 replicates).",
             "bad",
         ),
         (
