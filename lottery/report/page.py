@@ -87,7 +87,7 @@ def _chapter(run: ReportedRun, anchor: str, author: str) -> dict[str, Any]:
         "headline": sentences.headline(run.judgement),
         "limits": sentences.limits(run.judgement),
         "warnings": results.collapsed(run.path),
-        "key_facts": tables.key_facts(run),
+        "size": tables.size(run),
         "tables": tables.of_run(run),
         "figures": drawn,
         "missing": missing,

@@ -60,9 +60,14 @@ def key_facts(run: ReportedRun) -> dict[str, str]:
     for word, line in run.judgement.shown.items():
         facts[f"smallest density shown to be {word}"] = _density(line)
     by_mean = verdicts.smallest_matching(run.rows, run.judgement.rule.tolerance)
-    return facts | {
-        "smallest density matching by the mean": _density(by_mean),
-        "smallest density tried": percent(run.rows[run.rows["branch"] == store.TICKET]["density"].min()),
+    facts["smallest density matching by the mean"] = _density(by_mean)
+    facts["smallest density tried"] = percent(run.rows[run.rows["branch"] == store.TICKET]["density"].min())
+    return facts | size(run)
+
+
+def size(run: ReportedRun) -> dict[str, str]:
+    """Say how much was trained, by name."""
+    return {
         "replicates": str(run.rows["replicate"].nunique()),
         "networks trained": f"{(run.costs['steps'] > 0).sum():,}",
         "steps trained": f"{run.costs['steps'].sum():,}",
