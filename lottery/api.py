@@ -91,13 +91,8 @@ class Run:
         return store.read_experiment(self.path)
 
     def table(self) -> Table:
-        """Return the tidy table: a row for each trained network; see `lottery.statistics.results.table`.
-
-        The first column, ``run``, has the name of the folder, so that tables of several runs can be put together.
-        """
-        rows = results.table(self.path)
-        rows.insert(0, "run", self.path.name)
-        return rows
+        """Return the tidy table: a row for each trained network; see `lottery.statistics.results.table`."""
+        return results.table(self.path)
 
     def __str__(self) -> str:
         """Say the verdict in a line, or that there is none yet."""

@@ -145,7 +145,7 @@ def test_nothing_is_fetched_from_elsewhere(site, pages):
 
 
 def test_names_in_text_and_docstrings_lead_to_their_entries(site):
-    text = (site / "experiments" / "index.html").read_text()
+    text = (site / "settings" / "index.html").read_text()
     assert re.search(r'href="\.\./api/pruning/#lottery\.pruning\.criteria\.CRITERIA"', text)
     docstrings = (site / "api" / "pruning" / "index.html").read_text()
     assert 'href="#lottery.pruning.ranking.keep_highest"><code>keep_highest</code>' in docstrings

@@ -13,20 +13,22 @@ from lottery.statistics import intervals, verdicts
 from lottery.statistics.metric import metric_of, scored, unit
 
 COLUMNS = (
-    "replicate", "branch", "round", "density", "num_kept", "early_stop_step", "early_stop_val_loss",
+    "run", "replicate", "branch", "round", "density", "num_kept", "early_stop_step", "early_stop_val_loss",
     "early_stop_val_accuracy", "early_stop_test_loss", "early_stop_test_accuracy", "budget_step", "budget_test_loss",
     "budget_test_accuracy", "dense_loss_step", "final_train_loss", "final_val_loss", "final_val_accuracy",
     "final_test_loss", "final_test_accuracy", "seconds",
 )  # fmt: skip
 _OF_BUDGET = ("budget_step", "budget_test_loss", "budget_test_accuracy")
 BESIDE_DENSE = (*_OF_BUDGET, "dense_loss_step")  # of a network and the dense network of its replicate
+_OF_RECORD = [column for column in COLUMNS if column != "run" and column not in BESIDE_DENSE]
 
 
 def table(run: Path) -> Table:
     """Gather the `COLUMNS` of each trained network of a run, by replicate, branch (the ticket first) and round.
 
     Densities and accuracies are in [0, 1], losses as the model reports them (cross-entropies in nats); an accuracy that
-    the model does not measure is NaN. ``final_train_loss`` is the mean over the last steps, NaN if not trained.
+    the model does not measure is NaN. ``run`` is the name of the folder, so that tables of several runs can be put
+    together. ``final_train_loss`` is the mean over the last steps, NaN if not trained.
 
     The budget of a replicate is the early-stop step of its dense network. ``budget_step`` is the step of a ticket's
     lowest validation loss up to the budget, ``budget_test_loss`` and ``_accuracy`` are measured there; all NaN for
@@ -46,7 +48,7 @@ def rows_of(networks: Iterable[StoredRound]) -> Table:
         record = stored.record
         if stored.branch == store.TICKET and not stored.round:
             dense[stored.replicate] = record
-        row = {column: record[column] for column in COLUMNS if column not in BESIDE_DENSE}
+        row = {"run": stored.run.resolve().name} | {column: record[column] for column in _OF_RECORD}
         rows.append(row | _beside_dense(stored, dense.get(stored.replicate)))
     measured = [column for column in COLUMNS if column.endswith(("loss", "accuracy")) or column in BESIDE_DENSE]
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict.fromkeys(measured, float))

@@ -21,7 +21,7 @@ MORE = {"overlap": (2,)}  # what an analysis takes besides the run
 
 @pytest.mark.parametrize("name", analysis.ANALYSES)
 def test_an_analysis_gives_a_tidy_table_and_only_reads(name, small_run, tmp_path):
-    path = tmp_path / "run"
+    path = tmp_path / small_run.path.name
     shutil.copytree(small_run.path, path)
     before = {one: checksum(one) for one in path.rglob("*") if one.is_file()}
     found = analysis.ANALYSES[name].table(path, *MORE.get(name, ()))

@@ -249,7 +249,7 @@ def test_what_a_network_takes_counted_by_hand(tmp_path):
     ax = plots.drawn(by_cost.reset_index(), "accuracy", by="cost").axes[0]
     drawn = {tuple(line.get_xdata()) for line in ax.lines}
     assert tuple(expected["ticket", index][1] for index in range(3)) in drawn
-    with pytest.raises(LotteryError, match="the table has no cost"):
+    with pytest.raises(LotteryError, match="The table has no cost"):
         plots.drawn(run.table(), "accuracy", by="cost")
 
 

@@ -706,8 +706,8 @@ def test_stored_statistics_are_drawn_unless_others_are_asked_for(rng):
 def test_rounds_that_are_named_are_all_drawn(rng):
     points = pd.concat([points_table(rng).query("round == 7").assign(round=index) for index in range(8)])
     panels = [plots.barrier(points, axes(), **options).child_axes for options in ({}, {"rounds": range(8)})]
-    assert [len(some) for some in panels] == [6, 8]
-    figure = plots.drawn(points, "barrier", rounds=range(8))
+    assert [len(some) for some in panels] == [6, 16]  # three rounds of each split, and all eight
+    figure = plots.drawn(points, "barrier", split="test", rounds=range(8))
     figure.draw_without_rendering()
     frames = [panel.get_window_extent() for panel in figure.axes[0].child_axes]
     assert len({round(frame.height) for frame in frames}) == 1 and frames[0].height > 0.5 * frames[0].width

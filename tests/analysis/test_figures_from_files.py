@@ -83,7 +83,9 @@ def test_every_number_of_a_run_with_controls_and_paths_is_the_files(run, undrawn
     assert all(row["numbers"] > FEWEST for row in rows)
     # What the faults below are about is there.
     assert "falls to" in str(plots.drawn(plots.read(run, "accuracy")).axes[0].get_legend_handles_labels()[1])
-    assert "≥" in str(plots.drawn(plots.read(run, "early_stop"), "early_stop").axes[0].get_legend_handles_labels()[1])
+    assert "lower bound" in str(
+        plots.drawn(plots.read(run, "early_stop"), "early_stop").axes[0].get_legend_handles_labels()[1]
+    )
 
 
 def test_rounds_are_chosen_evenly_and_intervals_are_of_students_t():

@@ -119,6 +119,10 @@ def test_on_paper_all_is_light_and_open(opened):
     ) == ["rgb(255, 255, 255)", "none", True]
 
 
+def number(text):
+    return float(text.removesuffix(" %").replace("−", "-"))
+
+
 def test_tables_sort(opened):
     browser = opened()
     column = "return [...document.querySelector('table.sorts').tBodies[0].rows].map(row => row.cells[arguments[0]].innerText)"
@@ -126,12 +130,12 @@ def test_tables_sort(opened):
     head = "return document.querySelectorAll('table.sorts th')[arguments[0]].getAttribute('aria-sort')"
     density = 1
     before = browser.execute_script(column, density)
-    assert len(before) == 4 and before != sorted(before, key=float)
+    assert len(before) == 4 and before != sorted(before, key=number)
     button[density].click()
-    assert browser.execute_script(column, density) == sorted(before, key=float)
+    assert browser.execute_script(column, density) == sorted(before, key=number)
     assert browser.execute_script(head, density) == "ascending"
     keyed(browser, button[density], "ENTER")
-    assert browser.execute_script(column, density) == sorted(before, key=float, reverse=True)
+    assert browser.execute_script(column, density) == sorted(before, key=number, reverse=True)
     assert browser.execute_script(head, density) == "descending"
     button[0].click()
     button[density].click()

@@ -851,7 +851,7 @@ def look_at_speed(figure: Figure, files: Files, interval: str = "range") -> None
                 return figure.check(False, f"{branch} has no open marks")
             figure.line(bounds.pop(0), np.array(x)[censored], mean[censored], f"{branch}, open")
     if any_bound and containers:
-        figure.label(containers[-1], "≥ (not reached)")
+        figure.label(containers[-1], "lower bound")
         figure.saw(*containers.pop().lines[0:1])
     figure.check(not containers and not bounds, "more is drawn than the files have")
     figure.check(("lower bounds" in figure.caption) == any_bound, "open marks and the caption disagree")

@@ -163,7 +163,7 @@ def test_the_command(small_run, tmp_path, lottery_command, traced_once):
     assert "fraction of networks above it, at density 0.5" in (tmp_path / "profile.svg").read_text()
     for wrong, message in (
         ([*words, "--out", tmp_path / "profile.png"], "shows one density, not 0.5"),
-        ([*words, "--density", "0.5", "--out", tmp_path / "profile.doc"], "The ending of --out"),
+        ([*words, "--density", "0.5", "--out", tmp_path / "profile.doc"], "The ending of a figure's file"),
         ([*words, "--rounds", "1"], "--rounds does not go with --aggregate"),
         ([*words, "--density", "much"], "--density must be fractions, such as 0.2,0.05, not 'much'"),
         ([*words[:3], "--by", "prune.rate"], "--by goes with --aggregate alone"),
