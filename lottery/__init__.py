@@ -6,6 +6,7 @@ used, so ``import lottery`` costs next to nothing, and reading a run never impor
 """
 
 import importlib
+import os
 from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     )  # fmt: skip
     from lottery.api import branch, load, run, sweep
     from lottery.pruning import prune
+
+# TensorFlow writes a dozen lines of log when it starts, unless this is set before it is imported.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 __version__ = _version("lottery")
 __all__ = [

@@ -17,9 +17,24 @@ def number(value: float | None, form: str = ".4f") -> str:
     return f"{value:.1e}" if form == ".4f" and 0 < abs(value) < 5e-5 else formatted(value, form)
 
 
-def column(values: Iterable[Any]) -> list[str]:
-    """Format the values of a column alike: whole numbers if all are, with thousands separators; texts as they are."""
+# Columns of tables, by their names, that are formatted in a way of their own.
+_PERCENT = {"density", "weight_density", "test accuracy"}
+_COARSE = {
+    "compression", "parameter_compression", "speedup", "dead_inputs", "dead_units", "least", "mean", "most", "seconds",
+}  # fmt: skip
+
+
+def column(values: Iterable[Any], name: str = "") -> list[str]:
+    """Format the values of a column alike: whole numbers if all are, with thousands separators; texts as they are.
+
+    The columns that `name` tells apart have a form of their own: densities are in per cent, and counts that are means
+    and ratios have one place.
+    """
     values = list(values)
+    if name in _PERCENT and not any(isinstance(value, str) for value in values):
+        return ["" if value != value else percent(value) for value in values]
+    if name in _COARSE:
+        return [number(value, ",.1f").removesuffix(".0") for value in values]
     numbers = [float(value) for value in values if isinstance(value, Real) and value == value]
     form = ".4f"
     if all(value.is_integer() for value in numbers):

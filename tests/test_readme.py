@@ -15,11 +15,13 @@ from unittest import mock
 
 import pytest
 
+import lottery
 from lottery import config, plots
 from lottery.pipeline import presets, sweeping
 from lottery.pruning import branches, criteria
 from lottery.runs import store
 from lottery.tickets import exporting
+from tests.conftest import SMALL
 
 pytestmark = pytest.mark.usefixtures("traced_once")
 
@@ -32,7 +34,7 @@ every_page = pytest.mark.parametrize("page", PAGES)
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.M | re.S)
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```\n", re.M | re.S)
 END = "=== end of a block ==="
-NO_PYTHON = {"docs/commands.md", "docs/glossary.md", "docs/index.md", "docs/speed.md"}
+NO_PYTHON = {"docs/commands.md", "docs/glossary.md", "docs/index.md", "docs/logging.md", "docs/speed.md"}
 # Pages that only look at runs say that this needs no TensorFlow.
 NO_TENSORFLOW = {"docs/concepts.md", "docs/metrics.md", "docs/files.md", "docs/seeing.md"}
 # The default run, which pages look at; `small_run` stands in for it, and its last round for any later one.
@@ -67,6 +69,22 @@ def test_every_python_block_runs(page, here, monkeypatch):
     for (_, expected), found in zip(blocks, printed, strict=True):
         if expected:
             assert without_fractions(found) == without_fractions(expected)
+
+
+def test_the_page_on_trackers_logs_each_network(small_run, tmp_path, monkeypatch):
+    """Its block, with a stand-in for MLflow, which is not installed for tests; the page says with which it was tried."""
+    ((code, _),) = BLOCK.findall(PAGES["docs/logging.md"])
+    tracker = mock.MagicMock()
+    monkeypatch.setitem(sys.modules, "mlflow", tracker)
+    quick = {"train": {"num_steps": 4, "eval_every": 2, "jit_compile": False}, "prune": {"num_rounds": 1}}
+    quick["run"] = {"num_replicates": 2, "controls": []}
+    with mock.patch("lottery.run", functools.partial(lottery.run, SMALL | quick, out=tmp_path)):
+        exec(code, {})
+    logged = [(*call.args, call.kwargs["step"]) for call in tracker.log_metric.call_args_list]
+    assert len(logged) == 2 * 4 and {step for *_, step in logged} == {0, 1}
+    names = {f"ticket/replicate {one}/{what}" for one in (1, 2) for what in ("density", "test accuracy")}
+    assert {name for name, *_ in logged} == names and all(0 <= value <= 1 for _, value, _ in logged)
+    assert tracker.set_tag.call_args.args[0] == "verdict" and tracker.log_figure.call_args.args[1] == "accuracy.png"
 
 
 def in_a_new_process(blocks, folder, _):

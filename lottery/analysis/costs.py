@@ -178,5 +178,6 @@ COSTS = Analysis(
         "spent_steps",
         "spent_multiply_adds",
     ),
+    leave_out=("num_kept", "parameter_compression", "steps", "multiply_adds", "spent_multiply_adds", "spent_steps"),
     keys=("engine",),
 )

@@ -221,6 +221,7 @@ LAYERS = Analysis(
     figure,
     "Density, dead units and dead inputs of each weight, by round.",
     columns=("weight_density", "kept", "dead_inputs", "dead_units"),
+    leave_out=("density", "kept"),
     chapter="Layers",
     caption=caption,
     title="Density of each layer",

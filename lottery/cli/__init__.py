@@ -48,8 +48,6 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 
 def main() -> None:
     """Run the command `lottery`."""
-    # Hide TensorFlow's start-up messages, unless the user has set their level.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller, who wants to see nothing

@@ -57,7 +57,7 @@ def _printing(name: str, analysis: "Analysis") -> Callable[..., None]:
             return
         rows = analysis.printed(rows) if analysis.printed else rows
         keys = [key for key in ("branch", "round", "density", "weight", *analysis.keys) if key in rows]
-        output.means(rows, keys, analysis.columns, count="replicates")
+        output.means(rows, keys, analysis.columns, count="replicates", leave_out=analysis.leave_out)
 
     def without_all(
         run: RunPath, replicate: Replicate = None, round: Round = None, as_json: Json = False, as_csv: Csv = False
@@ -104,6 +104,7 @@ def connectivity(
     from lottery.pipeline import connecting, session
     from lottery.pipeline.interpolation import Line
     from lottery.pipeline.prepared import Ingredients
+    from lottery.runs.siblings import STORED
 
     often, line = options.every(checkpoint_every), Line(points, recompute)
     chosen, starts = options.numbers("--rounds", rounds), options.numbers("--steps", steps)
@@ -116,7 +117,10 @@ def connectivity(
     if as_json or as_csv:
         output.rows(barriers, as_json, as_csv)
         return
-    output.means(barriers, ("batch_norm", "round", "density", "step", "split"), analysis.columns)
+    keys = ["batch_norm", "round", "density", "step", "split"]
+    if set(barriers["batch_norm"]) == {STORED}:  # as of every model without BatchNorm
+        keys.remove("batch_norm")
+    output.means(barriers, keys, analysis.columns)
     output.say("Error in [0, 1]: the mean of the two ends, the highest on the line between them, and highest − ends.")
     output.say(*stored.sentences(barriers))
 

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
 # Heads of columns that are not the name in rows and CSV with spaces; one name for one quantity in all tables.
 HEADS = {
-    "num_kept": "kept", "smallest_matching_difference": "vs dense", "speedup": "speed-up",
-    "multiply_adds": "multiply-adds", "batch_norm": "BatchNorm",
+    "num_kept": "kept", "difference_by_mean": "vs dense", "speedup": "theoretical speed-up",
+    "multiply_adds": "multiply-adds", "batch_norm": "BatchNorm", "spent_steps": "steps in all",
+    "spent_multiply_adds": "multiply-adds in all", "choice": "also called", "parameter_compression":
+    "with all parameters",
 }  # fmt: skip
 
 # Columns that are never left out, and columns of prose, which may take several lines, with their least width.
@@ -74,8 +76,11 @@ def head(column: str) -> str:
     return HEADS.get(column, column.replace("_", " "))
 
 
-def rows(frame: Any, as_json: bool = False, as_csv: bool = False) -> None:
-    """Print a data frame, or a list of rows, as JSON, as CSV, or as a table."""
+def rows(frame: Any, as_json: bool = False, as_csv: bool = False, leave_out: Sequence[str] = ()) -> None:
+    """Print a data frame, or a list of rows, as JSON, as CSV, or as a table.
+
+    A narrow terminal leaves out the columns of `leave_out` first, in this order.
+    """
     import pandas as pd
 
     frame = pd.DataFrame(frame)
@@ -84,22 +89,27 @@ def rows(frame: Any, as_json: bool = False, as_csv: bool = False) -> None:
     elif as_csv:
         print(frame.to_csv(index=False), end="")
     else:
-        cells = [formatting.column(frame[name].tolist()) for name in frame]
-        table(list(map(head, frame.columns)), [list(line) for line in zip(*cells, strict=True)], has_rows=True)
+        cells = [formatting.column(frame[name].tolist(), name) for name in frame]
+        lines = [list(line) for line in zip(*cells, strict=True)]
+        table(list(map(head, frame.columns)), lines, list(map(head, leave_out)), has_rows=True)
 
 
-def means(frame: Any, keys: Sequence[str], columns: Sequence[str], count: str = "") -> None:
+def means(
+    frame: Any, keys: Sequence[str], columns: Sequence[str], count: str = "", leave_out: Sequence[str] = ()
+) -> None:
     """Print the means of columns over rows with the same keys; `count` is the head of a column that counts them.
 
-    A column without any value, such as the accuracy of a model that measures none, is left out.
+    A column without any value, such as the accuracy of a model that measures none, is left out. A narrow terminal
+    leaves out the columns of `leave_out` first, in this order.
     """
     columns = [column for column in columns if frame[column].notna().any()]
     groups = list(frame.groupby(list(keys), sort=False, dropna=False))
-    cells = [formatting.column([values[place] for values, _ in groups]) for place in range(len(keys))]
+    cells = [formatting.column([values[place] for values, _ in groups], key) for place, key in enumerate(keys)]
     cells += [[str(len(part)) for _, part in groups]] if count else []
-    cells += [formatting.column([float(part[column].mean()) for _, part in groups]) for column in columns]
+    cells += [formatting.column([float(part[column].mean()) for _, part in groups], column) for column in columns]
     heads = [*keys, *([count] if count else []), *columns]
-    table(list(map(head, heads)), [list(line) for line in zip(*cells, strict=True)], (count, "density"), has_rows=True)
+    first = [count, *map(head, leave_out), "density"]
+    table(list(map(head, heads)), [list(line) for line in zip(*cells, strict=True)], first, has_rows=True)
 
 
 def grid(shown: "Grid", has_rows: bool = False, explained: bool = True) -> None:

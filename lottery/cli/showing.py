@@ -31,7 +31,7 @@ def ls(out: Out = Path("runs"), as_json: Json = False, as_csv: Csv = False) -> N
     if not rows and not (as_json or as_csv):
         output.say(f"There are no runs in {str(out)!r}; `lottery run` makes one.", file=sys.stderr)
         return
-    output.rows(rows, as_json, as_csv)
+    output.rows(rows, as_json, as_csv, leave_out=("model", "data", "rounds"))
 
 
 def show(

@@ -32,7 +32,7 @@ NamingFormats = naming(_names)
 @app.command("ls", short_help="List a run's tickets.")
 def tickets_ls(run: RunPath, as_json: Json = False, as_csv: Csv = False) -> None:
     """List a run's tickets, and which of them `best` and `smallest_matching` mean."""
-    from lottery.formatting import number
+    from lottery.formatting import percent
     from lottery.statistics.metric import ACCURACY, LOSS
     from lottery.tickets import from_run
 
@@ -42,9 +42,11 @@ def tickets_ls(run: RunPath, as_json: Json = False, as_csv: Csv = False) -> None
             output.say("No pruned round is complete yet.")
             return
         measure = LOSS if "test_loss" in found else ACCURACY
-        formats = {"density": number, f"test_{measure.what}": measure.value, "vs_dense": measure.change}
+        formats = {"density": percent, f"test_{measure.what}": measure.value, "vs_dense": measure.change}
         found = found.assign(**{name: found[name].map(how) for name, how in formats.items()})
-    output.rows(found, as_json, as_csv)
+    output.rows(found, as_json, as_csv, leave_out=("num_kept", "vs_dense"))
+    if not (as_json or as_csv):
+        output.say("also called: names of rounds for --round, by the mean over replicates.")
 
 
 @app.command("show", short_help="Show what a ticket file holds.")

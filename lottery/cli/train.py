@@ -110,9 +110,9 @@ def sweep(
     rows = results.of_sweep(zip(runs, (point.values for point in found), strict=True), tolerance)
     if not (as_json or as_csv):
         shown = {key: rows[key].map(str) for key in found[0].values}
-        differences = rows["smallest_matching_difference"].astype(float)
+        differences = rows["difference_by_mean"].astype(float)
         change = (LOSS if "dense_loss" in rows else ACCURACY).change
-        shown["smallest_matching_difference"] = differences.map(change, na_action="ignore").astype(object).fillna("")
+        shown["difference_by_mean"] = differences.map(change, na_action="ignore").astype(object).fillna("")
         rows = rows.astype(object).assign(**shown)
     output.rows(rows, as_json, as_csv)
 

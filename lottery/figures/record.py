@@ -39,6 +39,7 @@ class Analysis:
     help: str  # a sentence for --help
     title: str = ""  # of the figure, in a few words
     columns: tuple[str, ...] = ()  # whose means over replicates `lottery analyze` prints
+    leave_out: tuple[str, ...] = ()  # of these, where a terminal is narrow, the least important first
     keys: tuple[str, ...] = ()  # columns that tell rows apart, besides branch, round, density and weight
     printed: Callable[[Table], Table] | None = None  # makes the table to print means of, if it is another
     height: Callable[..., float] | None = None  # of a figure so wide, in inches, of table, width and options

@@ -59,7 +59,7 @@ def key_facts(run: ReportedRun) -> dict[str, str]:
     facts = {f"dense {metric.name}": metric.value(value) or "not measured"}
     for word, line in run.judgement.shown.items():
         facts[f"smallest density shown to be {word}"] = _density(line)
-    by_mean = verdicts.smallest_matching(run.rows, run.judgement.rule.tolerance)
+    by_mean = verdicts.smallest_by_mean(run.rows, run.judgement.rule.tolerance)
     facts["smallest density matching by the mean"] = _density(by_mean)
     facts["smallest density tried"] = percent(run.rows[run.rows["branch"] == store.TICKET]["density"].min())
     return facts | size(run)

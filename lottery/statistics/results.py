@@ -140,9 +140,9 @@ def of_sweep(runs: Iterable[tuple[Path, Mapping[str, Any]]], tolerance: float | 
 
     Returns:
         Columns: the keys of the grid; ``dense_accuracy``, the mean test accuracy of the dense networks at their
-        early-stop step, or ``dense_loss`` where no model measures accuracy; ``smallest_matching_density`` and
-        ``smallest_matching_difference``, density and difference from dense of the sparsest round whose tickets match
-        it, None if none does; ``run``, the folder.
+        early-stop step, or ``dense_loss`` where no model measures accuracy; ``smallest_density_by_mean`` and
+        ``difference_by_mean``, density and difference from dense of the sparsest round that keeps up with dense by the
+        mean alone, which shows nothing yet; None if none does; ``run``, the folder.
     """
     import pandas as pd
 
@@ -151,13 +151,13 @@ def of_sweep(runs: Iterable[tuple[Path, Mapping[str, Any]]], tolerance: float | 
         stored = table(run)
         metric = metric_of(stored)
         dense = stored[(stored["branch"] == store.TICKET) & (stored["round"] == 0)]
-        best = verdicts.smallest_matching(stored, tolerance) or {}
+        best = verdicts.smallest_by_mean(stored, tolerance) or {}
         row: dict[str, Any] = {
             key: value if isinstance(value, str | int | float) else str(value) for key, value in values.items()
         }
         row[f"dense_{metric.what}"] = dense[metric.early_stop].mean()
-        row["smallest_matching_density"] = best.get("density")
-        row["smallest_matching_difference"] = best.get("difference")
+        row["smallest_density_by_mean"] = best.get("density")
+        row["difference_by_mean"] = best.get("difference")
         row["run"] = str(run)
         rows.append(row)
     return pd.DataFrame(rows)

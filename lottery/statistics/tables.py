@@ -229,18 +229,18 @@ def compared(found: Table, first: str) -> Grid:
         metric.name: (metric.what, metric.value),
         "95 % from": ("low", metric.value),
         "95 % to": ("high", metric.value),
-        "vs first": ("difference", metric.change),
-        "vs first from": ("difference_low", metric.change),
-        "vs first to": ("difference_high", metric.change),
+        "difference": ("difference", metric.change),
+        "difference from": ("difference_low", metric.change),
+        "difference to": ("difference_high", metric.change),
     }
     over = f"mean and 95 % t interval over n replicates, so over seeds, for this test set{_lower(metric)}"
     unit = "" if metric.is_loss else f", {_unit(metric)}"
     order = f"At each density {first} comes first, and then the best"
     key = {
         metric.name: f"at the early-stop step: {over}",
-        "vs first": f"run − {first}{unit}, paired by replicate, and its t interval. {order}",
+        "difference": f"run − {first}{unit}, paired by replicate, and its t interval. {order}",
     }
-    leave_out = ("n", "95 % from", "95 % to", "vs first from", "vs first to")
+    leave_out = ("n", "95 % from", "95 % to", "difference from", "difference to")
     return grids.of_rows(found.to_dict("records"), columns, key=key, leave_out=leave_out)
 
 

@@ -274,7 +274,7 @@ def smallest_shown(lines: Table, rule: Rule = DEFAULT, p: str = "winning_p") -> 
     return ordered.iloc[count - 1].to_dict() if count else None
 
 
-def smallest_matching(rows: Table, tolerance: float | None = None) -> dict[str, Any] | None:
+def smallest_by_mean(rows: Table, tolerance: float | None = None) -> dict[str, Any] | None:
     """Find the smallest density at which tickets match dense by the mean alone; None if no pruned round does.
 
     Returns ``round``, ``density``, ``difference`` (mean of ticket − dense), ``gain`` (the same, above 0 if the ticket

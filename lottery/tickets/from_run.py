@@ -18,12 +18,13 @@ from lottery.runs.stored import stored_rounds
 from lottery.settings import GIVEN
 from lottery.statistics import intervals, results, verdicts
 from lottery.statistics.metric import metric_of, unit
+from lottery.statistics.verdicts import Judgement, Rule
 from lottery.tickets.ticket_file import Contents
 
 # What a round may be called, and why a run may have none.
 _WITHOUT = {
     "best": "The run has no pruned round with a validation accuracy, so none is the best.",
-    "smallest_matching": f"No pruned round of the run matches dense within {verdicts.TOLERANCE:g}.",
+    "smallest_matching": "No ticket of the run is shown to be matching; `lottery show` tells how near they come.",
 }
 CHOICES = tuple(_WITHOUT)
 STEPS = {"end": "weights", "early_stop": "early_stop", "budget": "budget"}  # attributes with trained weights
@@ -183,11 +184,11 @@ def _chosen(rows: Table) -> dict[str, int | None]:
     means = tickets[tickets["round"] > 0].groupby("round")[f"early_stop_val_{metric.what}"].mean().dropna()
     if means.empty:
         return dict.fromkeys(CHOICES)
-    matching = verdicts.smallest_matching(tickets)
+    matching = Judgement(tickets, Rule(metric=metric, tolerance=metric.tolerance)).shown[verdicts.MATCHING]
     best = means.min() if metric.is_loss else means.max()
     return {
         "best": int(means[means == best].index.max()),  # the sparsest of equals
-        "smallest_matching": matching["round"] if matching else None,
+        "smallest_matching": int(matching["round"]) if matching else None,
     }
 
 

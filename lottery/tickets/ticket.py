@@ -241,8 +241,8 @@ def load(
     Args:
         source: A ``.safetensors`` file that `Ticket.save` wrote, or the folder of a run.
         round: Of a run: its number; ``"best"``, the pruned round with the highest mean validation accuracy (or the
-            lowest loss, if the model measures none); or ``"smallest_matching"``, the sparsest round whose mean test
-            accuracy is at most 0.002 below dense (or its loss at most 2 % above).
+            lowest loss, if the model measures none); or ``"smallest_matching"``, the sparsest round that is shown to be
+            matching, as in `lottery show`: at most 0.002 of accuracy below dense, or 2 % of loss above.
         density: Of a run, instead of a round: a density in (0, 1]; the nearest round is used.
         replicate: Of a run, from 1.
         at: Of a run, the step of the trained weights: the last step; the early-stop step, at which accuracies are

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from lottery import tickets
+from lottery import formatting, tickets
 from lottery.tickets import exporting
 from tests.scripts.fuzz_tickets import forge
 
@@ -49,7 +49,7 @@ def test_ls_lists_every_ticket_and_what_the_words_choose(lottery, small_run):
             assert tickets.load(small_run.path, round=word).provenance["round"] == row["round"]
     assert any("best" in row["choice"] for row in rows)
     printed = lottery("tickets", "ls", small_run.path)[1]
-    assert f"{rows[0]['density']:.4f}" in printed and str(rows[0]["density"]) not in printed
+    assert formatting.percent(rows[0]["density"]) in printed and str(rows[0]["density"]) not in printed
 
 
 def test_a_ticket_goes_out_is_shown_and_verified(lottery, small_run, tmp_path):

@@ -73,7 +73,7 @@ def test_summary_equals_pythons_statistics():
     ],
 )
 def test_smallest_matching(accuracies, tolerance, expected):
-    found = verdicts.smallest_matching(made_up(accuracies), tolerance)
+    found = verdicts.smallest_by_mean(made_up(accuracies), tolerance)
     assert (found and found["round"]) == expected
     if found:
         differences = [row[expected] - row[0] for row in accuracies]

@@ -181,7 +181,7 @@ def test_a_run_in_progress_gives_what_there_is():
     )
     for empty in (rows[:0], made_up({"ticket": [[0.9]]}), made_up({"ticket": [[None, 0.9]]})):
         assert verdicts.differences(empty).empty and verdicts.judged(empty).empty
-        assert verdicts.smallest_matching(empty) is None
+        assert verdicts.smallest_by_mean(empty) is None
         assert sentences_of(empty) == ["No verdict yet: no pruned round can be compared with dense."]
 
 
@@ -190,7 +190,7 @@ def test_smallest_densities_with_and_without_a_bound():
     rows = made_up({"ticket": chain})
     shown = verdicts.smallest_shown(verdicts.judged(rows))
     assert shown["round"] == 2 and shown["density"] == pytest.approx(0.64)
-    assert verdicts.smallest_matching(rows)["round"] == 3
+    assert verdicts.smallest_by_mean(rows)["round"] == 3
     assert verdicts.smallest_shown(verdicts.judged(made_up({"ticket": chain[:1]}))) is None
     said = sentences_of(rows)
     assert said[0] == "Winning tickets down to 64 % of the weights: there +1.1 points over dense (at least +0.8)."
@@ -437,10 +437,10 @@ def test_a_lower_loss_is_better_in_words():
 
 def test_the_smallest_matching_ticket_of_losses():
     losses = as_losses(made_up({"ticket": [[0.9, 0.91, 0.89, 0.5]] * 2}), 0.2)
-    found = verdicts.smallest_matching(losses)
+    found = verdicts.smallest_by_mean(losses)
     assert (found["round"], found["dense"]) == (2, pytest.approx(0.2))
     assert found["difference"] == pytest.approx(0.2 * 0.01) and found["gain"] == pytest.approx(-0.01)
-    assert verdicts.smallest_matching(losses, 0)["round"] == 1
+    assert verdicts.smallest_by_mean(losses, 0)["round"] == 1
 
 
 def test_equal_differences_have_no_interval_and_tell_nothing():
