@@ -27,14 +27,16 @@ _COARSE = {
 def column(values: Iterable[Any], name: str = "") -> list[str]:
     """Format the values of a column alike: whole numbers if all are, with thousands separators; texts as they are.
 
-    The columns that `name` tells apart have a form of their own: densities are in per cent, and counts that are means
-    and ratios have one place.
+    The columns that `name` tells apart have a form of their own: densities are in per cent, and ratios and means of
+    counts have one place.
     """
     values = list(values)
     if name in _PERCENT and not any(isinstance(value, str) for value in values):
         return ["" if value != value else percent(value) for value in values]
     if name in _COARSE:
-        return [number(value, ",.1f").removesuffix(".0") for value in values]
+        texts = [number(value, ",.1f") for value in values]
+        are_whole = all(text.endswith(".0") for text in texts if text)
+        return [text.removesuffix(".0") if are_whole else text for text in texts]
     numbers = [float(value) for value in values if isinstance(value, Real) and value == value]
     form = ".4f"
     if all(value.is_integer() for value in numbers):

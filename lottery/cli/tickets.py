@@ -46,7 +46,10 @@ def tickets_ls(run: RunPath, as_json: Json = False, as_csv: Csv = False) -> None
         found = found.assign(**{name: found[name].map(how) for name, how in formats.items()})
     output.rows(found, as_json, as_csv, leave_out=("num_kept", "vs_dense"))
     if not (as_json or as_csv):
-        output.say("also called: names of rounds for --round, by the mean over replicates.")
+        output.say(
+            "also called: best has the highest mean validation accuracy; smallest_matching is the sparsest that is "
+            "shown to be matching."
+        )
 
 
 @app.command("show", short_help="Show what a ticket file holds.")
