@@ -106,8 +106,8 @@ class Engine:
         decay = rates * np.float32(own.weight_decay or 0)
         columns = [decay, *self._optimizer.numbers(own, rates, counts.astype(np.float32))]
         numbers = np.column_stack([np.broadcast_to(np.float32(column), len(positions)) for column in columns])
-        sums = np.array(kernels.train(self._network, self._splits["train"], positions, numbers, *self._state))
-        sums += self._sums.numpy() if before else 0
+        sums = self._sums.numpy() if before else np.zeros(2)
+        kernels.train(self._network, self._splits["train"], positions, numbers, sums, *self._state)
         self._sums.assign(sums)
         self._step += len(positions)
         return self._logs(*(sums / (before + len(positions))))

@@ -488,32 +488,39 @@ def _backward(network: Any, parameters: Any, slopes: Any, a: Any, d: Any, gradie
 
 @_compiled_once
 def train(
-    network: Any, examples: Any, positions: Any, numbers: Any, parameters: Any, first_slot: Any, second_slot: Any
-) -> tuple[float, float]:
+    network: Any,
+    examples: Any,
+    positions: Any,
+    numbers: Any,
+    sums: Any,
+    parameters: Any,
+    first_slot: Any,
+    second_slot: Any,
+) -> None:
     """Take a step for each row of positions of examples, int32, and of the optimizer's numbers, float32.
 
-    This changes the parameters, weights and then biases, and the optimizer's two slots of them. Return the sums, over
-    the steps, of the mean loss and of the accuracy.
+    This changes the parameters, weights and then biases, and the optimizer's two slots of them. The mean loss and the
+    accuracy of each step are added to the two `sums`, float64, one after the other: the sums of two calls would round
+    in another way than those of one.
     """
     batch_size, num_units, outputs = positions.shape[1], network.first[-1], network.first[-2]
     lanes = (batch_size + WIDTH - 1) // WIDTH * WIDTH
     a, z = np.zeros((num_units, lanes), np.float32), np.zeros((num_units, lanes), np.float32)
     d = np.zeros((num_units, lanes), np.float32)
     targets = np.zeros((examples.targets.shape[1], lanes), np.float32)
-    gradients, losses, right = np.empty_like(parameters), 0.0, 0.0
+    gradients = np.empty_like(parameters)
     for step in range(len(positions)):
         _fill(network, examples, positions[step], a, targets)
         penalty = _forward(network, parameters, z, a)
         found = _loss(network, a, targets, batch_size, d[outputs:])
-        losses += found[0] / batch_size + penalty
-        right += found[1] / batch_size
+        sums[0] += found[0] / batch_size + penalty
+        sums[1] += found[1] / batch_size
         _backward(network, parameters, z, a, d, gradients)
         index = 0
         for update in literal_unroll(_UPDATES):
             if network.update == index:
                 update(parameters, gradients, first_slot, second_slot, numbers[step])
             index += 1
-    return losses, right
 
 
 @_compiled_once

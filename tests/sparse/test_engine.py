@@ -138,3 +138,24 @@ def test_a_reason_does_not_count_the_layers_of_a_process():
         return str(raised.value)
 
     assert why() == why() == "batch_normalization is a layer of type BatchNormalization"
+
+
+def test_reports_are_the_same_bits_however_steps_are_cut_into_calls(rng):
+    """The clock decides how many steps a call takes, and the sums over calls must not round in another way."""
+    model, found = network("keras"), []
+    splits, kept = examples("sparse_categorical_crossentropy", rng), {}
+    kept |= {name: rng.random(value.shape) < 0.4 for name, value in weights.read(model).items()}
+    compile_loop(model, splits, Train(num_steps=100, batch_size=7, jit_compile=False, optimizer="compiled"))
+    start = masks.apply(weights.read_state(model), kept)
+    for pieces in ([60], [1] * 60, [7, 20, 33]):
+        weights.assign(model, start)
+        model.optimizer.iterations.assign(0)
+        for variable in model.optimizer.variables[2:]:
+            variable.assign(np.zeros(variable.shape))
+        train = engine.Engine(model, reading.read(model), splits, 7, 100)
+        train.begin(kept, (1, 2, 3))
+        done = 0
+        for num in pieces:
+            logs, done = train.advance(num, done), done + num
+        found.append({name: float(value).hex() for name, value in logs.items()})
+    assert found[0] == found[1] == found[2]
