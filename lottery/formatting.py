@@ -19,9 +19,7 @@ def number(value: float | None, form: str = ".4f") -> str:
 
 # Columns of tables, by their names, that are formatted in a way of their own.
 _PERCENT = {"density", "weight_density", "test accuracy"}
-_COARSE = {
-    "compression", "parameter_compression", "speedup", "dead_inputs", "dead_units", "least", "mean", "most", "seconds",
-}  # fmt: skip
+_COARSE = {"compression", "parameter_compression", "speedup", "dead_inputs", "dead_units", "seconds"}
 
 
 def column(values: Iterable[Any], name: str = "") -> list[str]:
@@ -41,7 +39,7 @@ def column(values: Iterable[Any], name: str = "") -> list[str]:
     form = ".4f"
     if all(value.is_integer() for value in numbers):
         form = ",.0f"
-    elif max(map(abs, numbers)) >= 1000:
+    elif max(map(abs, numbers)) >= 100:
         form = ",.1f"
 
     def text(value: Any) -> str:
