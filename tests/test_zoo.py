@@ -454,8 +454,8 @@ def test_a_life(name, library, tmp_path):
     run = lottery.run(TABLES, out=tmp_path, on_event=events.append, **passed)
     counted(run)
     measured(run, build, examples, targets)
-    if not any("not give the same bits" in getattr(event, "text", "") for event in events):
-        resumed(run, tmp_path, passed)
+    assert not any("not give the same bits" in getattr(event, "text", "") for event in events)
+    resumed(run, tmp_path, passed)
     assert {"random_reinit"} < set(run.branch("random_reinit", [2], on_event=quietly, **passed).table()["branch"])
     assert run.verify() == []
     assert run.verify(recompute=True, **passed) == []

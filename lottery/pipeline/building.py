@@ -1,7 +1,8 @@
 """A model from a seed: with initial weights, for a criterion, or for the gradients of its loss."""
 
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -88,7 +89,8 @@ def build_model(build: Callable[[], Any], seed: int) -> Any:
         if tf_keras is not None:
             tf_keras.utils.set_random_seed(seed)
         try:
-            model = build()
+            with _generators(tf_keras):
+                model = build()
         except LotteryError:
             raise
         except Exception as error:  # a user's function may raise anything
@@ -99,6 +101,22 @@ def build_model(build: Callable[[], Any], seed: int) -> Any:
         if "bfloat16" in str(variable.dtype):
             raise LotteryError(f"{name} is of type bfloat16, which NumPy cannot hold; use mixed_bfloat16 or float32.")
     return model
+
+
+@contextlib.contextmanager
+def _generators(tf_keras: Any) -> Iterator[None]:
+    """Let random layers of tf_keras keep their state in variables, which a checkpoint restores.
+
+    By default they draw by operations whose state nothing can read.
+    """
+    if tf_keras is None or (random := tf_keras.backend.experimental).is_tf_random_generator_enabled():
+        yield
+        return
+    random.enable_tf_random_generator()
+    try:
+        yield
+    finally:
+        random.disable_tf_random_generator()
 
 
 def initial_state(prepared: Prepared, replicate: int) -> dict[str, np.ndarray]:

@@ -1,3 +1,5 @@
+import contextlib
+import importlib
 import io
 from pathlib import Path
 
@@ -12,8 +14,8 @@ from lottery.pipeline import preparing, running, session
 from lottery.pipeline.prepared import Ingredients
 from lottery.runs import store, verification
 from lottery.runs.stored import StoredRound
-from lottery.training import trainer
-from tests.conftest import SMALL, checksum, quietly, toy_arrays
+from lottery.training import checkpoints, trainer
+from tests.conftest import SMALL, checksum, keep_graphs, quietly, toy_arrays
 
 pytestmark = pytest.mark.usefixtures("traced_once")
 
@@ -546,3 +548,47 @@ def test_a_run_leaves_the_generators_of_its_caller_as_they_were(tmp_path):
         lottery.run(tables, {"run": {"num_replicates": 1}}, out=tmp_path, **arguments)
         found.append(draw())
     assert found == expected
+
+
+class Crash(BaseException):
+    """The end of a process, at any event."""
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_random_layers_go_on_where_a_crash_left_them(library, tmp_path):
+    """Of both libraries: their state is in the checkpoint, and begins the same in every process."""
+    keep_graphs()
+    kerases = importlib.import_module(library)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(120, 8)).astype("float32")
+    y = np.argmax(x @ rng.normal(size=(8, 4)), 1)
+    settings = {
+        "train": {"num_steps": 17, "batch_size": 16, "eval_every": 7, "jit_compile": False},
+        "prune": {"num_rounds": 1},
+        "run": {"num_replicates": 1},
+        "data": {"validation": 15},
+    }
+
+    def build():
+        layers = kerases.layers
+        own = [layers.Dense(9, activation="relu"), layers.Dropout(0.2), layers.GaussianNoise(0.1), layers.Dense(4)]
+        return kerases.Sequential([layers.InputLayer((8,)), *own])
+
+    def bits(folder, crash_at=0):
+        num_events = 0
+
+        def count(event):
+            nonlocal num_events
+            num_events += 1
+            if num_events == crash_at:
+                raise Crash
+
+        passed = {"model": build, "data": (x[:84], y[:84], x[84:], y[84:]), "tensorboard": False}
+        often = checkpoints.CheckpointInterval(seconds=0, steps=3)
+        with contextlib.suppress(Crash):
+            lottery.run(settings, out=tmp_path / folder, on_event=count, checkpoint_every=often, **passed)
+        run = lottery.run(settings, out=tmp_path / folder, on_event=quietly, checkpoint_every=often, **passed)
+        return [checksum(path) for path in sorted(run.path.glob("replicate-1/round-*/weights.safetensors"))]
+
+    whole = bits("whole")
+    assert bits("crash in round 0", 9) == bits("crash in round 1", 22) == whole and len(whole) == 2
