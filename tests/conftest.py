@@ -256,7 +256,7 @@ def compiled_kernels():
     with FileLock(Path(kernels.train.stats.cache_path) / "compiling.lock"):
         for kind in (np.uint8, np.float32):
             examples = kernels.Examples(np.ones((2, 2), kind), scale, targets)
-            kernels.train(network, examples, positions, numbers, np.zeros(2), *parameters)
+            kernels.train(network, examples, positions, numbers, np.zeros(2), tuple(parameters))
             kernels.evaluate(network, examples, parameters[0], np.zeros(2, int))
 
 

@@ -37,19 +37,17 @@ def tickets_ls(run: RunPath, as_json: Json = False, as_csv: Csv = False) -> None
     from lottery.tickets import from_run
 
     found = from_run.listed(run)
+    measure = LOSS if "test_loss" in found else ACCURACY
     if not (as_json or as_csv):
         if found.empty:
             output.say("No pruned round is complete yet.")
             return
-        measure = LOSS if "test_loss" in found else ACCURACY
         formats = {"density": percent, f"test_{measure.what}": measure.value, "vs_dense": measure.change}
         found = found.assign(**{name: found[name].map(how) for name, how in formats.items()})
     output.rows(found, as_json, as_csv, leave_out=("num_kept", "vs_dense"))
     if not (as_json or as_csv):
-        output.say(
-            "also called: best has the highest mean validation accuracy; smallest_matching is the sparsest that is "
-            "shown to be matching."
-        )
+        best = "lowest mean validation loss" if measure is LOSS else "highest mean validation accuracy"
+        output.say(f"also called: best has the {best}; smallest_matching is the sparsest that is shown to be matching.")
 
 
 @app.command("show", short_help="Show what a ticket file holds.")

@@ -107,7 +107,7 @@ class Engine:
         columns = [decay, *self._optimizer.numbers(own, rates, counts.astype(np.float32))]
         numbers = np.column_stack([np.broadcast_to(np.float32(column), len(positions)) for column in columns])
         sums = self._sums.numpy() if before else np.zeros(2)
-        kernels.train(self._network, self._splits["train"], positions, numbers, sums, *self._state)
+        kernels.train(self._network, self._splits["train"], positions, numbers, sums, tuple(self._state))
         self._sums.assign(sums)
         self._step += len(positions)
         return self._logs(*(sums / (before + len(positions))))

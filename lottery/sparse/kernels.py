@@ -487,22 +487,14 @@ def _backward(network: Any, parameters: Any, slopes: Any, a: Any, d: Any, gradie
 
 
 @_compiled_once
-def train(
-    network: Any,
-    examples: Any,
-    positions: Any,
-    numbers: Any,
-    sums: Any,
-    parameters: Any,
-    first_slot: Any,
-    second_slot: Any,
-) -> None:
+def train(network: Any, examples: Any, positions: Any, numbers: Any, sums: Any, state: Any) -> None:
     """Take a step for each row of positions of examples, int32, and of the optimizer's numbers, float32.
 
-    This changes the parameters, weights and then biases, and the optimizer's two slots of them. The mean loss and the
-    accuracy of each step are added to the two `sums`, float64, one after the other: the sums of two calls would round
-    in another way than those of one.
+    This changes the state: the parameters, weights and then biases, and the optimizer's two slots of them. The mean
+    loss and the accuracy of each step are added to the two `sums`, float64, one after the other: the sums of two calls
+    would round in another way than those of one.
     """
+    parameters, first_slot, second_slot = state
     batch_size, num_units, outputs = positions.shape[1], network.first[-1], network.first[-2]
     lanes = (batch_size + WIDTH - 1) // WIDTH * WIDTH
     a, z = np.zeros((num_units, lanes), np.float32), np.zeros((num_units, lanes), np.float32)
