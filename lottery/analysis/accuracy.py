@@ -65,13 +65,8 @@ def figure(
     measure = metric_of(rows)
     chains, points = _branches(rows, measure.early_stop, interval)
     points, label_of_x = _placed(rows, points, by)
-    ax, named, shape = style.new_or(ax), {}, "bars"
-    called = style.renamed(chains, labels)
-    dense = points[points["round"] == 0]
-    if reference and len(dense):
-        line = _draw_dense(ax, dense.iloc[0])
-        if dense["replicates"].iloc[0] > 1:
-            named["dense"], shape = layout.shaded(line), _BOTH
+    ax, called = style.new_or(ax), style.renamed(chains, labels)
+    named, shape = _draw_dense(ax, points) if reference else ({}, "bars")
     bottom, top = style.view(points, full or not reference, measure.is_loss)
     ax.ticklabel_format(axis="y", useOffset=False)
     ax.set_ylim(bottom, top)
@@ -99,11 +94,17 @@ def figure(
     return layout.finish(ax, points, shape, interval, named)
 
 
-def _draw_dense(ax: Any, dense: Any) -> Any:
-    """Draw the dense network as a line, which is returned, and its bar as a band."""
-    if dense["replicates"] > 1:
-        ax.axhspan(dense["low"], dense["high"], color="0.5", alpha=0.15, linewidth=0, zorder=0)
-    return ax.axhline(dense["mean"], color="0.35", linewidth=style.thick(1), linestyle="--", label="dense", zorder=1)
+def _draw_dense(ax: Any, points: Table) -> tuple[dict[str, Any], str]:
+    """Draw the dense network, round 0, as a line and its bar as a band; return what `layout.finish` says of both."""
+    rounds = points[points["round"] == 0]
+    if rounds.empty:
+        return {}, "bars"
+    dense = rounds.iloc[0]
+    line = ax.axhline(dense["mean"], color="0.35", linewidth=style.thick(1), linestyle="--", label="dense", zorder=1)
+    if dense["replicates"] <= 1:
+        return {}, "bars"
+    ax.axhspan(dense["low"], dense["high"], color="0.5", alpha=0.15, linewidth=0, zorder=0)
+    return {"dense": layout.shaded(line)}, _BOTH
 
 
 def _mark_outside(ax: Any, outside: Table, color: Any, height: float, above: bool, aside: Any) -> None:
@@ -184,12 +185,7 @@ def early_stop(
     """
     chains, points = _steps(rows, interval, num_steps)
     ax = style.new_or(ax)
-    dense = points[points["round"] == 0]
-    named, shape = {}, "bars"
-    if len(dense):
-        line = _draw_dense(ax, dense.iloc[0])
-        if dense["replicates"].iloc[0] > 1:
-            named["dense"], shape = layout.shaded(line), _BOTH
+    named, shape = _draw_dense(ax, points)
     style.bounds(ax, points, chains, "lower bound", labels)
     style.density_axis(ax, points["density"])
     ax.set(ylim=(0, points["high"].max() * 1.06 + 1e-9), ylabel="early-stop step (lowest validation loss)")

@@ -112,7 +112,6 @@ def overlap(overlaps: Table, ax: Any = None, weight: str = ALL, matched: bool = 
     The colour is overlap − chance, from minus to plus the largest difference there is, and at least 0.01. If
     `matched`, both are the overlaps after the hidden units have been matched.
     """
-
     part, value, random = _compared(overlaps, weight, matched)
     names = list(dict.fromkeys([*part["one"], *part["other"]]))
     place = {name: index for index, name in enumerate(names)}

@@ -106,10 +106,8 @@ def _legend(power: float, of_the_run: bool, num_rounds: int, is_loss: bool) -> l
         f"{num_rounds} rounds at once, whatever the others show.",
         "Fix the number before, in run.num_replicates, and take a seed that no earlier run has (run.seed).",
     ]
-    if not is_loss:
-        sentences.append("Difference and std: of the test accuracy, in percentage points.")
-    else:
-        sentences.append("Difference and std: of the test loss, in per cent of the loss of dense.")
+    unit = "loss, in per cent of the loss of dense" if is_loss else "accuracy, in percentage points"
+    sentences.append(f"Difference and std: of the test {unit}.")
     return sentences
 
 

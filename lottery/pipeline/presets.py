@@ -92,7 +92,7 @@ def smoke_test(experiment: config.Experiment) -> tuple[dict[str, Any], tuple[np.
         del prune["rate"]
     prune["num_rounds"] = min(prune["num_rounds"], NUM_ROUNDS)
     prune["densities"] = prune["densities"][:NUM_ROUNDS]
-    run |= {"num_replicates": min(run["num_replicates"], NUM_REPLICATES), "control_rounds": "all"}
+    run |= {"num_replicates": min(run["num_replicates"], NUM_REPLICATES), "control_rounds": config.ALL}
 
     # Images of one pattern for each class, under noise.
     shape, rng = dataset.shape, np.random.default_rng(0)

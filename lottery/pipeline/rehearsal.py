@@ -36,6 +36,8 @@ class _Watch:
 
     @property
     def seconds_of_step(self) -> float:
+        if not self.reported:  # the training ended with its first step
+            return self.whole
         (began, first), (ended, last) = self.reported[0], self.reported[-1]
         return (ended - began) / (last - first) if last > first else self.whole
 
@@ -54,5 +56,8 @@ def sentence(experiment: config.Experiment, import_code: bool = False) -> str:
     seconds = watch.seconds_of_step * preview.sizes(experiment, 0)["steps"]
     cores = loky.cpu_count()
     parallel = f", or {duration(seconds / cores)} with {cores} networks in parallel" if cores > 1 else ""
-    each = f"{1000 * watch.seconds_of_step:.2g} ms"
-    return f"About {duration(seconds)} of training on this machine{parallel}: a step takes {each} (measured now)."
+    each = 1000 * watch.seconds_of_step
+    each_in_words = f"{each:.2f} ms" if each < 10 else f"{each:.0f} ms"
+    return (
+        f"About {duration(seconds)} of training on this machine{parallel}: a step takes {each_in_words} (measured now)."
+    )
