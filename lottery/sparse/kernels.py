@@ -380,6 +380,25 @@ OPTIMIZERS: dict[str, Optimizer] = {
 }
 
 
+def _name_apart(name: str, function: Any) -> None:
+    """Give a closure, and the functions that it calls, names of their own.
+
+    Numba tells compiled functions apart by name, types and a number, which begins anew in each process. A process that
+    loads two kernels which two others have compiled would take one closure of a name for another.
+    """
+    closure = function.py_func.__closure__
+    if closure is None:
+        return
+    function.py_func.__qualname__ = name
+    for place, cell in zip(function.py_func.__code__.co_freevars, closure, strict=True):
+        if hasattr(cell.cell_contents, "py_func"):
+            cell.cell_contents.py_func.__qualname__ = f"{name}.{place}"
+
+
+for _name, _function in {**ACTIVATIONS, **LOSSES}.items():
+    _name_apart(_name, _function)
+
+
 # --- Networks, steps and evaluations.
 
 _ACTIVATIONS, _LOSSES = tuple(ACTIVATIONS.values()), tuple(LOSSES.values())

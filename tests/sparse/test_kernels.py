@@ -1,7 +1,11 @@
 """Every activation, loss and optimizer of the sparse engine against TensorFlow's, gradients in double precision."""
 
+import collections
 import importlib
+import os
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -103,3 +107,64 @@ def test_optimizers_update_as_those_of_keras(name, settings, library, rng):
         theirs.apply_gradients([(tf.constant(gradient), variable)])
         update(mine, gradient, *slots, row)
     np.testing.assert_allclose(mine, variable.numpy(), rtol=2e-5, atol=2e-6)
+
+
+def functions_of(function):
+    """A compiled function, and those that its closure calls."""
+    yield function.py_func
+    for cell in function.py_func.__closure__ or ():
+        if hasattr(cell.cell_contents, "py_func"):
+            yield from functions_of(cell.cell_contents)
+
+
+def test_each_closure_has_a_name_of_its_own():
+    """Or two kernels of numba's cache, compiled by two processes, would call each other's."""
+    by_name = collections.defaultdict(set)
+    for function in [*kernels.ACTIVATIONS.values(), *kernels.LOSSES.values()]:
+        for inner in functions_of(function):
+            by_name[inner.__qualname__].add(inner.__code__)
+    assert len(by_name) > 30 and all(len(codes) == 1 for codes in by_name.values()), by_name
+
+
+USING = """
+import sys
+import numba
+import numpy as np
+from lottery.sparse import kernels
+for _ in range(int(sys.argv[1])):  # takes numbers of numba's, as another program would
+    numba.njit(lambda x: x)(1)
+activations = [*kernels.ACTIVATIONS]
+def outputs(kind):
+    # Of one input and a unit for each activation: what `evaluate` measures as its squared error.
+    found = []
+    for place, name in enumerate(activations):
+        network = kernels.Layout(
+            np.array([0, 1, 2]), np.array([0, 1]), np.zeros(1, np.int32), np.zeros(1, np.int64),
+            np.zeros(1, np.float32), np.ones(1, np.float32), np.zeros((1, 3), np.float32), np.array([place]),
+            loss=[*kernels.LOSSES].index("mean_squared_error"), threshold=0.0, update=0,
+        )
+        examples = kernels.Examples(np.full((1, 1), 3, kind), np.ones(1, np.float32), np.zeros((1, 1), np.float32))
+        parameters = np.array([0.25, 0.0], np.float32)
+        kernels.train(network, examples, np.zeros((1, 1), np.int32), np.zeros((1, 5), np.float32), np.zeros(2),
+                      (parameters, np.zeros(2, np.float32), np.zeros(2, np.float32)))
+        found.append(kernels.evaluate(network, examples, parameters, np.zeros(1, int))[0])
+    return found
+for kind in sys.argv[2:]:
+    print(*outputs(kind))
+"""
+
+
+def test_kernels_that_two_processes_have_compiled_go_together(tmp_path):
+    """The first compiles one kernel, the second compiles the other, the third loads both, in the other order."""
+
+    def used(*kinds, shift=0):
+        words = [sys.executable, "-c", USING, str(shift), *kinds]
+        printed = subprocess.run(
+            words, env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}, capture_output=True, text=True, check=True
+        ).stdout
+        return [[float(value) for value in line.split()] for line in printed.splitlines()]
+
+    (floats,) = used("float32")
+    (pixels,) = used("uint8", shift=3)  # the numbers of numba's for one activation are those of the next
+    assert floats == pixels and len({*floats}) > 5
+    assert used("uint8", "float32") == [floats, floats]
