@@ -71,6 +71,29 @@ def listening(notify: Callable[[int], None] | None = None, at_once: bool = False
         restore()
 
 
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """Hold SIGINT and SIGTERM until the end of the context, where the first takes effect."""
+    if threading.current_thread() is not threading.main_thread():  # it handles no signal
+        yield
+        return
+    received: list[int] = []
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+
+    # None stands for a handler that was not set from Python, and could not be put back.
+    known = [number for number in SIGNALS if signal.getsignal(number) is not None]
+    before = {number: signal.signal(number, remember) for number in known}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if received:
+            signal.raise_signal(received[0])
+
+
 _RESTORE: list[Callable[[], None]] = []  # what puts the handlers before each open `listening` back, outer ones first
 
 _FORKING = threading.local()

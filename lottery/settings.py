@@ -3,16 +3,17 @@
 from collections.abc import Callable, Collection
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from lottery.errors import unknown
+from lottery.schemas import Schema
 
 GIVEN = "given"  # the name of everything that a caller passed as an object
 COMPILED = "compiled"  # train.optimizer of a model that came compiled
 
 
-class Section(BaseModel):
+class Section(Schema):
     """A frozen table of an experiment: unknown keys, wrong types, infinities and NaN are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)

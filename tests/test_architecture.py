@@ -29,6 +29,7 @@ BESIDE = {
     "randomness",
     "settings",
     "interrupts",
+    "schemas",
 }
 MAY_IMPORT = {
     "models": BESIDE,

@@ -1,5 +1,6 @@
 """Requests to stop: what the first and the second signal do, in children, pipes and the background."""
 
+import ast
 import os
 import signal
 import subprocess
@@ -139,3 +140,71 @@ def test_a_worker_that_was_stopped_stays_so_and_takes_a_signal_once(monkeypatch)
     worker.train, worker.stopped = fails, False
     with pytest.raises(LotteryError, match="Mine"):  # a kind that can be sent
         processes._train("a network")
+
+
+BUILDING = """
+import collections, random
+from typing import Annotated
+from pydantic import BaseModel, Field, ValidationError
+from lottery.schemas import Schema
+
+def built(base):
+    own = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    return type(base)("Built", (base,), {"__annotations__": {f"f{i}": own for i in range(20)}, "__module__": __name__})
+
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.unraisablehook = lambda hooked: None
+base = {"Schema": Schema, "BaseModel": BaseModel}[sys.argv[1]]
+interrupts.SIGNALS = (*interrupts.SIGNALS, signal.SIGALRM)
+chance, counts = random.Random(0), collections.Counter()
+for _ in range(1500):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0001, 0.003))
+        made = built(base)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except KeyboardInterrupt:
+        counts["interrupted"] += 1
+        continue
+    finally:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except KeyboardInterrupt:
+            pass
+    try:
+        made(**{f"f{i}": "0" * 64 for i in range(20)})
+        counts["whole"] += 1
+    except ValidationError:
+        counts["wrong"] += 1
+print(dict(counts))
+"""
+
+
+def test_no_signal_makes_pydantic_build_a_wrong_class():
+    """Pydantic swallows an interrupt in about one of twenty-five classes; a plain `BaseModel` shows it here."""
+    words = [sys.executable, "-c", BEGIN + BUILDING, "Schema"]
+    printed = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    counts = ast.literal_eval(printed)
+    assert counts.keys() == {"whole", "interrupted"}, counts
+
+
+HOLDING = """
+try:
+    with interrupts.held():
+        ready()
+        end = time.monotonic() + PATIENCE
+        while not os.path.exists(sys.argv[1]) and time.monotonic() < end:
+            pass
+        print("held", flush=True)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_a_signal_that_is_held_takes_effect_at_the_end(tmp_path):
+    words = [sys.executable, "-c", BEGIN + HOLDING, str(tmp_path / "end")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        (tmp_path / "end").touch()
+        assert process.stdout.read() == "held\ninterrupted\n"

@@ -1,11 +1,13 @@
 """Records of a run, which a stranger may have written: known types, bounded sizes, and texts that are safe to print."""
+# ruff: noqa: RUF012 (pydantic copies defaults)
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from lottery.errors import LotteryError, first_wrong, printable_all
+from lottery.schemas import Schema
 from lottery.settings import MOST, MOST_REPLICATES, MOST_ROUNDS
 
 ROUND_FILES = (
@@ -24,24 +26,24 @@ _Fraction = Annotated[float, Field(ge=0, le=1)]
 _Measured = float | None  # JSON has no NaN
 
 
-class _Train(BaseModel, strict=True, extra="allow"):
+class _Train(Schema, strict=True, extra="allow"):
     batch_size: Annotated[int, Field(ge=1, le=MOST)] = 1
 
 
-class _Overrides(BaseModel, strict=True, extra="forbid"):
+class _Overrides(Schema, strict=True, extra="forbid"):
     # What a transfer changes.
     data: dict[str, Any] = {}
     train: _Train = _Train()
 
 
-class _Change(BaseModel, strict=True, extra="forbid"):
+class _Change(Schema, strict=True, extra="forbid"):
     step: _Count
     num_kept: _Count
     pruned: _Count
     grown: _Count
 
 
-class _Round(BaseModel, strict=True, extra="allow"):
+class _Round(Schema, strict=True, extra="allow"):
     # This or an earlier version wrote ``round.json``, so most keys may be absent, and others may be there.
     replicate: Annotated[int, Field(ge=1, le=MOST_REPLICATES)]
     round: Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
@@ -86,14 +88,14 @@ class _Round(BaseModel, strict=True, extra="allow"):
     overrides: _Overrides = _Overrides()
 
 
-class _Units(BaseModel, strict=True, extra="forbid"):
+class _Units(Schema, strict=True, extra="forbid"):
     # As `lottery.models.units.Units`.
     size: Annotated[int, Field(ge=1)]
     made_by: Annotated[list[str], Field(min_length=1)]
     read_by: list[str]
 
 
-class _Environment(BaseModel, strict=True, extra="allow"):
+class _Environment(Schema, strict=True, extra="allow"):
     # This or an earlier version wrote ``environment.json``: other keys may be there.
     digest: str = ""
     data_sha256: str = ""
@@ -137,7 +139,7 @@ def of_environment(values: dict[str, Any], path: Path) -> Record:
     return _checked(_Environment, values, path)
 
 
-def _checked(schema: type[BaseModel], values: dict[str, Any], path: Path) -> Record:
+def _checked(schema: type[Schema], values: dict[str, Any], path: Path) -> Record:
     try:
         schema.model_validate(values)
     except ValidationError as error:
