@@ -11,9 +11,9 @@ import shutil
 import stat
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -78,14 +78,18 @@ def read(path: Path, most: int | None = None) -> bytes:
     """Read a file of at most `most` bytes, by default half of the memory, or raise a `LotteryError` that names it."""
     most = _memory() // 2 if most is None else most
     with opened(path) as file:
-        try:
-            if (size := os.fstat(file.fileno()).st_size) > most:
-                raise LotteryError(
-                    f"{str(path)!r} cannot be read: it has {size:,} bytes, more than the {most:,} that it can need."
-                )
-            return file.read(size)
-        except (OSError, MemoryError) as error:
-            raise LotteryError(f"{str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+        if (size := os.fstat(file.fileno()).st_size) > most:
+            raise LotteryError(
+                f"{str(path)!r} cannot be read: it has {size:,} bytes, more than the {most:,} that it can need."
+            )
+        return _content(file, size, path)
+
+
+def _content(file: BinaryIO, size: int, path: Path) -> bytes:
+    try:
+        return file.read(size)
+    except (OSError, MemoryError) as error:
+        raise LotteryError(f"{str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
 
 
 def _memory() -> int:
@@ -144,9 +148,55 @@ def pack_arrays(arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | Non
     return safetensors.save({name: np.asarray(value, order="C") for name, value in arrays.items()}, metadata=metadata)
 
 
+class Layout(NamedTuple):
+    """What the header of a file of arrays says."""
+
+    size: int  # bytes of the file
+    arrays: dict[str, tuple[str, tuple[int, ...]]]  # type and shape by name
+
+
+def layout(path: Path, file: BinaryIO | None = None) -> Layout:
+    """Read the header of a file of arrays, and nothing else; raise a `LotteryError` that names the file.
+
+    Args:
+        path: The file, for errors if `file` is given.
+        file: The same file, open at its beginning.
+    """
+    if file is None:
+        with opened(path) as file:
+            return layout(path, file)
+    length = int.from_bytes(file.read(8), "little")
+    if length > MOST_RECORD:
+        raise LotteryError(f"{str(path)!r} is damaged: its header has {length:,} bytes.")
+    try:
+        header = json.loads(file.read(length))
+        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        arrays = {name: (str(entry["dtype"]), tuple(entry["shape"])) for name, entry in entries.items()}
+        end = max((int(entry["data_offsets"][1]) for entry in entries.values()), default=0)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        raise LotteryError(f"{str(path)!r} is damaged: its header cannot be read ({type(error).__name__}).") from None
+    return Layout(8 + length + end, arrays)
+
+
+def read_packed(path: Path, check: Callable[[Layout], None] = lambda found: None) -> bytes:
+    """Read a file of arrays as bytes, after a check of its header: a file may have a hole of any size behind it.
+
+    Raises:
+        LotteryError: The size of the file is not as its header says; or what `check` raises.
+    """
+    with opened(path) as file:
+        found = layout(path, file)
+        check(found)
+        size = os.fstat(file.fileno()).st_size
+        if size != found.size:
+            raise LotteryError(f"{str(path)!r} is damaged: it has {size:,} bytes, and {found.size:,} by its header.")
+        file.seek(0)
+        return _content(file, size, path)
+
+
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """Read the arrays of a file, or raise a `LotteryError` that names it."""
-    return parse_arrays(path, read(path))
+    return parse_arrays(path, read_packed(path))
 
 
 def parse_arrays(path: Path, content: bytes) -> dict[str, np.ndarray]:
@@ -208,6 +258,15 @@ def parse_masks(path: Path, content: bytes) -> dict[str, np.ndarray]:
     if not masks:
         raise LotteryError(f"{str(path)!r} does not hold masks.")
     return masks
+
+
+def others_may_write(folder: Path) -> bool:
+    """Check if a user other than this one owns a folder, or may write to it."""
+    if os.name != "posix":  # other systems have other rights
+        return False
+    status = folder.stat()
+    is_own = status.st_uid in (os.getuid(), 0)
+    return not is_own or bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 
 def temporary_folder() -> Path:

@@ -149,6 +149,12 @@ def generated(cache, monkeypatch):
     return calls
 
 
+@pytest.fixture
+def pinned(monkeypatch):
+    """Arrays that are made up have the checksum in the code."""
+    monkeypatch.setitem(datasets.MNIST1D_SHA256, 0, datasets.sha256(made_up()))
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     """Where the real MNIST-1D, which takes seconds to make, is kept by one test for the next."""
@@ -250,7 +256,7 @@ def test_an_error_while_generating_leaves_the_global_generators_alone(cache, mon
     assert not cache.exists()
 
 
-def test_mnist1d_is_generated_once(generated, cache):
+def test_mnist1d_is_generated_once(generated, pinned, cache):
     first = data.load(MNIST1D)
     (file,) = cache.iterdir()
     assert data.load(MNIST1D).fingerprint == first.fingerprint and len(generated) == 1
@@ -263,18 +269,25 @@ def test_mnist1d_is_generated_once(generated, cache):
         assert file.read_bytes() == content
 
 
-def test_a_cache_with_other_arrays_is_not_believed(generated, cache):
-    """Whole as a file, but its arrays are not those that were generated."""
+def test_a_cache_with_other_arrays_is_not_believed(generated, pinned, cache):
+    """Whole as a file, and with a checksum of its own, but its arrays are not those of the checksum in the code."""
     data.load(MNIST1D)
     (file,) = cache.iterdir()
-    kept = data.read_npz(file, (*data.KEYS, "sha256"))
+    kept = data.read_npz(file, data.KEYS)
     kept["x_test"][0, 0] += 1
-    np.savez(file, **kept)
+    np.savez(file, **kept, sha256=np.array(datasets.sha256(kept)))
     assert float(data.load(MNIST1D).test.x[0, 0]) == made_up()["x_test"][0, 0] and len(generated) == 2
 
 
+def test_arrays_without_a_checksum_in_the_code_are_never_kept(generated, cache):
+    """Made on a processor that rounds otherwise, or in another number: nobody could tell them from planted arrays."""
+    for settings in (MNIST1D, data.Data(name="mnist1d", validation=1000, num_examples=4000)):
+        assert data.load(settings).fingerprint == data.load(settings).fingerprint
+    assert len(generated) == 4 and not cache.exists()
+
+
 @pytest.mark.parametrize("why", ["full disk", "no folder"])
-def test_without_a_cache_mnist1d_is_generated_each_time(why, generated, cache, monkeypatch):
+def test_without_a_cache_mnist1d_is_generated_each_time(why, generated, pinned, cache, monkeypatch):
     def refuse(path, content):
         raise files.StorageError("the disk is full")
 
@@ -289,6 +302,7 @@ def test_without_a_cache_mnist1d_is_generated_each_time(why, generated, cache, m
 def load_again_and_again(home):
     """In a process of its own: what is loaded while another process removes, makes and replaces the same cache."""
     os.environ["KERAS_HOME"], datasets._generate_mnist1d = str(home), lambda num_examples: made_up()
+    datasets.MNIST1D_SHA256[0] = datasets.sha256(made_up())
     found = set()
     for _ in range(20):
         for file in home.glob("datasets/*.npz"):

@@ -19,7 +19,6 @@ from tests.conftest import SMALL, quietly
 from tests.scripts import forging, fuzz_runs
 
 CODE = """
-from pathlib import Path
 Path(__file__).with_name("imported").touch()
 def net():
     import keras
@@ -214,7 +213,7 @@ def test_files_that_do_not_belong_together_are_sentences(run, lottery_command):
     shutil.copytree(fuzz_runs.CORPUS / "replicate-1/round-01", folder)
     files.write(folder / "weights.safetensors", files.pack_arrays(trained | {"more": np.zeros(2, np.float32)}))
     forging.sign_files(folder)
-    with pytest.raises(LotteryError, match="more is not a variable of its start"):
+    with pytest.raises(LotteryError, match="it has 'more', which the initial weights do not have"):
         lottery.tickets.load(run, round=1)
     (folder / "metrics.csv").write_text("step,split,loss,accuracy\n")
     forging.sign_files(folder)
@@ -425,3 +424,35 @@ def test_one_array_is_no_data_file(tmp_path):
     os.mkfifo(tmp_path / "pipe.npz")
     with pytest.raises(LotteryError, match="not a regular file"):
         data.read_npz(tmp_path / "pipe.npz")
+
+
+@pytest.mark.parametrize("name", ["weights", "early_stop", "predictions"])
+def test_a_file_of_a_run_with_a_hole_behind_it_is_refused_before_it_is_read(run, name):
+    path = run / f"replicate-1/round-01/{name}.safetensors"
+    size = path.stat().st_size
+    os.truncate(path, 2**40)  # on disk it takes no more than before
+    stored = StoredRound(run, 1, 1)
+    with pytest.raises(LotteryError, match=rf"it has 1,099,511,627,776 bytes, and {size:,} by its header"):
+        getattr(stored, name)
+    assert any("by its header" in wrong for _, found in verification.verify(run) for wrong in found)
+
+
+def test_a_ticket_with_a_hole_behind_it_is_refused_before_it_is_read(tmp_path):
+    path = tmp_path / "ticket.safetensors"
+    shutil.copy(fuzz_runs.CORPUS.parent / "tickets" / "built-in.safetensors", path)
+    os.truncate(path, 2**40)
+    with pytest.raises(lottery.tickets.TicketError, match="1,099,511,627,776 bytes"):
+        lottery.tickets.load(path)
+
+
+@pytest.mark.parametrize("dtype", [bool, np.int64, np.float64, np.complex64])
+def test_trained_weights_of_another_type_than_at_first_are_refused(run, dtype):
+    folder = run / "replicate-1/round-01"
+    trained = files.read_arrays(folder / "weights.safetensors")
+    name = next(iter(files.read_masks(folder / "masks.safetensors")))
+    files.write(folder / "weights.safetensors", files.pack_arrays(trained | {name: trained[name].astype(dtype)}))
+    forging.sign_files(folder)
+    with pytest.raises(LotteryError, match=f"{name} has type .* and at first F32"):
+        lottery.tickets.load(run, round=1)
+    found = dict(verification.verify(run))
+    assert any("and at first F32" in wrong for wrong in found["replicate 1, round 1"])

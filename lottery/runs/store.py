@@ -291,7 +291,12 @@ def check_files(folder: Path) -> None:
 
 def read_checked(path: Path, expected: str, most: int | None = None) -> bytes:
     """Read a file of a round, or raise `LotteryError` if it does not have the checksum that the record expects."""
-    content = files.read(path, most)
+    packed = path.suffix == ".safetensors" and most is None
+    return checked(path, files.read_packed(path) if packed else files.read(path, most), expected)
+
+
+def checked(path: Path, content: bytes, expected: str) -> bytes:
+    """Return the content of a file of a round, or raise `LotteryError` if it does not have the expected checksum."""
     if hashlib.sha256(content).hexdigest() != expected:
         raise _damaged(path)
     return content

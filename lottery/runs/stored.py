@@ -179,13 +179,36 @@ class StoredRound:
         return name in self.record["sha256"]
 
     def _variables(self, name: str) -> dict[str, np.ndarray]:
-        found = files.parse_arrays(*self._read(name))
+        path = store.inside(self.run, self.folder / name)
+        first = store.start_path(self.run, self.replicate)
+        # Siblings have their own folder, without initial weights.
+        start = files.layout(store.inside(self.run, first)).arrays if first.exists() else {}
+
+        def check(found: files.Layout) -> None:
+            if start and (why := _difference(found.arrays, start)):
+                raise LotteryError(f"{str(path)!r} is damaged: {why}.")
+
+        content = store.checked(path, files.read_packed(path, check), self.record["sha256"][name])
+        found = files.parse_arrays(path, content)
         lottery_masks.check(self.masks, found)
         return records.Record(found, self.folder / name)
 
     def _read(self, name: str, most: int | None = None) -> tuple[Path, bytes]:
         path = store.inside(self.run, self.folder / name)
         return path, store.read_checked(path, self.record["sha256"][name], most)
+
+
+def _difference(trained: Mapping[str, Any], start: Mapping[str, Any]) -> str:
+    """Say in which variable trained weights differ from the initial weights, in type or shape; empty for none."""
+    for name in (*start, *trained):
+        if name not in trained:
+            return f"it has no {name}, which the initial weights have"
+        if name not in start:
+            return f"it has {name[:80]!r}, which the initial weights do not have"
+        if trained[name] != start[name]:
+            (own, own_shape), (wanted, shape) = trained[name], start[name]
+            return f"{name} has type {own} and shape {list(own_shape)}, and at first {wanted} and {list(shape)}"
+    return ""
 
 
 def stored_rounds(run: Path, indices: Iterable[int] | None = None, branches: bool = True) -> Iterator[StoredRound]:

@@ -1,10 +1,13 @@
 """What the sparse engine reads from a compiled Keras model, or why it cannot train it."""
 
 import math
+import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from lottery import weights
+from lottery import files, weights
+from lottery.errors import LotteryError
 from lottery.models import graph, optimizers
 from lottery.models.kerases import is_keras, keras_of
 
@@ -47,6 +50,23 @@ class Chain:
     optimizer: str
 
 
+def refuse_shared_cache() -> None:
+    """Raise `LotteryError` if others may write to the folder of ``NUMBA_CACHE_DIR``, of which numba runs the files."""
+    chosen = os.environ.get("NUMBA_CACHE_DIR")
+    if not chosen:
+        return
+    folder = Path(chosen)
+    with files.readable_errors(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # before anybody else makes it
+        folders = [folder, *(path for path in folder.iterdir() if path.is_dir())]
+        shared = [path for path in folders if files.others_may_write(path)]
+    if shared:
+        raise LotteryError(
+            f"NUMBA_CACHE_DIR must be a folder that only you can write to, because numba runs the code in it. Others "
+            f"can write to {str(shared[0])!r}. Choose another folder, or run: chmod go-w {shared[0]}"
+        )
+
+
 def read(model: Any) -> Chain:
     """Read a compiled model, without enforcement.
 
@@ -57,6 +77,7 @@ def read(model: Any) -> Chain:
         if not is_keras(getattr(type(model), step)):
             raise Obstacle(f"the model has its own {step}")
     in_order = layers(model)
+    refuse_shared_cache()
     from lottery.sparse import kernels  # imports numba, which takes half a second
 
     names = {id(variable): name for name, variable in weights.variables(model).items()}

@@ -263,7 +263,7 @@ def load(
         if round is not None or density is not None or replicate != 1 or at != "end":
             what = "rounds, replicates or steps"
             raise TicketError(f"{str(path)!r} is not a run's folder, so it has no {what} to choose from.")
-        parts = ticket_file.unpack(files.read(path), repr(str(path)))
+        parts = ticket_file.unpack(ticket_file.read(path), repr(str(path)))
     return Ticket(parts.masks, parts.weights, parts.trained, **parts.about)
 
 

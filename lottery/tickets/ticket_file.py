@@ -5,17 +5,20 @@ import json
 import math
 from collections.abc import Mapping
 from importlib import metadata
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load as parse_arrays
 from safetensors.numpy import save as format_arrays
 
-from lottery.errors import TicketError, first_wrong
+from lottery import files
+from lottery.errors import LotteryError, TicketError, first_wrong
 from lottery.files import MOST_RECORD, check_nesting
 from lottery.masks import Masks, density, leaks, num_kept
+from lottery.schemas import Schema
 
 FORMAT, WITH_HELD = 1, 2  # the second also has the values of masked entries, for a ticket where some are not zero
 KEY = "ticket"  # the one entry of the metadata, for the order of several varies
@@ -38,13 +41,13 @@ class Contents(NamedTuple):
     about: dict[str, Any]
 
 
-class _Variable(BaseModel, strict=True, extra="forbid"):
+class _Variable(Schema, strict=True, extra="forbid"):
     shape: list[Annotated[int, Field(ge=1, le=2**40)]] = Field(max_length=MOST_DIMENSIONS)
     dtype: str
     masked: bool
 
 
-class _Record(BaseModel, strict=True, extra="forbid"):
+class _Record(Schema, strict=True, extra="forbid"):
     format: Annotated[int, Field(ge=FORMAT, le=WITH_HELD)]
     lottery: str
     density: float
@@ -97,6 +100,17 @@ def pack(contents: Contents) -> bytes:
     packed = format_arrays(tensors, {KEY: json.dumps(record)})
     unpack(packed, "what would be written")  # refuse to write what could not be read
     return packed
+
+
+def read(path: Path) -> bytes:
+    """Read a ticket file; raise `TicketError` before reading a large file whose size is not as its header says."""
+    try:
+        return files.read_packed(path)
+    except LotteryError as error:
+        try:
+            return files.read(path, 8 + MOST_RECORD)  # `unpack` says what is wrong with it
+        except LotteryError:
+            raise TicketError(str(error)) from None
 
 
 def unpack(content: bytes, where: str) -> Contents:
@@ -175,7 +189,7 @@ def _checked_record(loaded: dict[str, Any]) -> _Record:
     return _Record.model_validate(loaded)
 
 
-def _check_keys(what: str, values: Mapping[str, Any], allowed: type[BaseModel]) -> None:
+def _check_keys(what: str, values: Mapping[str, Any], allowed: type[Schema]) -> None:
     for name in values:
         if name not in allowed.model_fields:
             raise TicketError(f"its {what} has {name[:80]!r}, which no ticket has.")

@@ -98,7 +98,8 @@ def test_a_round_is_read_lazily_and_against_its_checksums(small_run, tmp_path):
     shutil.copytree(small_run.path, copy)
     for name in ("masks", "weights", "early_stop", "predictions", "metrics"):
         (path,) = store.round_path(copy, 1, 2).glob(f"{name}.*")
-        path.write_bytes(path.read_bytes().replace(b"0", b"1", 1) + b"\0")
+        content = path.read_bytes()
+        path.write_bytes(content[:-2] + b"7" + content[-1:])
         with pytest.raises(LotteryError, match=rf"{path.name}' is damaged: its checksum"):
             getattr(StoredRound(copy, 1, 2), name)
     with pytest.raises(LotteryError, match="is a branch; the weights that it started from are not stored"):

@@ -1,12 +1,14 @@
 """The sparse engine against TensorFlow: gradients, steps, evaluations, and what it refuses."""
 
 import importlib
+import os
 
 import numpy as np
 import pytest
 
 from lottery import data, masks, weights
 from lottery.enforcement import modes
+from lottery.errors import LotteryError
 from lottery.sparse import engine, reading
 from lottery.training.loop import compile_loop
 from lottery.training.settings import Train
@@ -159,3 +161,20 @@ def test_reports_are_the_same_bits_however_steps_are_cut_into_calls(rng):
             logs, done = train.advance(num, done), done + num
         found.append({name: float(value).hex() for name, value in logs.items()})
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="other systems have other rights")
+@pytest.mark.parametrize("where", ["the folder", "a folder in it"])
+def test_a_cache_that_others_can_write_to_is_refused(tmp_path, monkeypatch, where):
+    """Numba unpickles what it finds there, which runs any code."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(folder))
+    reading.refuse_shared_cache()
+    assert folder.stat().st_mode & 0o777 == 0o700  # made before anybody else can make it
+    open_to_others = folder if where == "the folder" else folder / "sparse_0123"
+    open_to_others.mkdir(exist_ok=True)
+    open_to_others.chmod(0o777)
+    with pytest.raises(LotteryError, match=f"Others can write to '{open_to_others}'"):
+        reading.read(network("keras"))
+    open_to_others.chmod(0o755)
+    reading.refuse_shared_cache()

@@ -533,7 +533,8 @@ def test_each_file_of_a_round_is_opened_once(small_run, monkeypatch, how):
     replicate, index = (ticket.provenance[key] for key in ("replicate", "round"))
     ours = f"replicate-{replicate}/round-{index:02d}"
     read = {name: count for name, count in opened.items() if name.startswith("replicate-")}
-    assert set(read.values()) == {1}
+    # Of the initial weights the header is read first, for it says what trained weights may be.
+    assert {name for name, count in read.items() if count != 1} <= {f"replicate-{replicate}/initial.safetensors"}
     assert {name for name in read if not name.endswith("round.json")} == {
         f"{ours}/masks.safetensors", f"{ours}/weights.safetensors", f"replicate-{replicate}/initial.safetensors"
     }  # fmt: skip
