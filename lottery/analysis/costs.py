@@ -95,11 +95,12 @@ def spent(run: Path, networks: Sequence[StoredRound]) -> dict[tuple[int, str, in
     for stored in networks:
         replicate, index, known = stored.replicate, stored.round, branches.find(stored.branch)
         trainings, before = [own[replicate, index, stored.branch]], 0
-        if stored.branch == store.TICKET or known is None or known.needs_ticket:
+        needs_ticket = stored.record.get("needs_ticket", known is None or known.needs_ticket)
+        if stored.branch == store.TICKET or needs_ticket:
             rounds = plan.rounds_to(settings, index)
             trainings += [own.get((replicate, each, store.TICKET), (0, math.nan)) for each in rounds[:-1]]
             before = 0 if 0 in rounds else k
-        elif known.starts != "end":
+        elif known is None or known.starts != "end":
             # Where scores were trained in the steps before, no weight was.
             before = stored.record.get("first_step", k) - stored.record.get("mask_steps", 0)
         trainings.append((before, 3 * batch * before * dense.get(replicate, math.nan) if before else 0.0))
@@ -125,7 +126,8 @@ def _own(
     # Forward and backward at the density of the network; the gradients of its weights for all entries.
     with_dense_gradients = batch * (2 * _count(record["kept"], per_entry) + dense)
     known, learned = branches.find(record["branch"]), record.get("mask_steps", 0)
-    num_dense = learned + (len(record["mask_changes"]) if known and known.needs_gradients else 0)
+    of_changes = len(record["mask_changes"]) if known and known.needs_gradients else 0
+    num_dense = learned + record.get("dense_gradients", of_changes)
     return steps + learned, 3 * batch * _count(kept_steps, per_entry) + num_dense * with_dense_gradients
 
 

@@ -70,10 +70,16 @@ def matches_stored(training: Training, network: NetworkId, branch: BranchFunctio
         return True
     _check_start(training, ticket, network.branch, chosen)
     stored = StoredRound(training.path, *network)
-    same_start = stored.began_with(chosen.start, chosen.held_in(ticket))
+    if (stored.record["first_step"], stored.record["last_step"]) != (chosen.first_step, chosen.last_step):
+        return False
+    changes = stored.record.get("mask_changes", ())
+    if [change["step"] for change in changes] != sorted(chosen.changes):
+        return False
+    if changes:  # the masks at the start are those that its weights were masked with
+        start = masks.apply(chosen.start, chosen.kept)
+        return weights.fingerprint(start) == stored.record["start_sha256"]
     same_masks = all(np.array_equal(mask, stored.masks[name]) for name, mask in chosen.kept.items())
-    steps = (stored.record["first_step"], stored.record["last_step"])
-    return same_masks and same_start and steps == (chosen.first_step, chosen.last_step)
+    return same_masks and stored.began_with(chosen.start, chosen.held_in(ticket))
 
 
 def drawn_anew(prepared: Prepared, replicate: int, number: int) -> dict[str, np.ndarray]:
@@ -142,7 +148,5 @@ def _check_start(training: Training, ticket: StoredTicket, branch: str, chosen: 
     first, last = chosen.first_step, chosen.last_step
     if not 0 <= first <= last <= ticket.spent:
         raise LotteryError(f"{branch} must train within the steps 0 to {ticket.spent}, not {first} to {last}.")
-    if wrong := [step for step in chosen.changes if not first < step <= last]:
-        raise LotteryError(
-            f"{branch} can change masks after the steps {first + 1} to {last}, not after step {wrong[0]}."
-        )
+    if wrong := [step for step in chosen.changes if not first <= step <= last]:
+        raise LotteryError(f"{branch} can change masks after the steps {first} to {last}, not after step {wrong[0]}.")

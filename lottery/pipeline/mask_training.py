@@ -103,9 +103,7 @@ def _made(prepared: Prepared, rule: supermasks.Rule) -> Learner:
         """Compute with a fixed weight, under the mask that its variable, the scores, gives."""
         scores = tf.convert_to_tensor(scores)
         factor = rule.factor(scores, inputs["counts"][place])
-        # The difference is zero, and lets the gradient go straight through.
-        through = scores - tf.stop_gradient(scores)
-        return tf.convert_to_tensor(inputs[f"fixed/{names[place]}"]) * (tf.stop_gradient(factor) + through)
+        return tf.convert_to_tensor(inputs[f"fixed/{names[place]}"]) * factor
 
     changes = [(name, named[name], partial(seen, place)) for place, name in enumerate(names)]
     # Not through Keras' __setattr__, which tracks every value.

@@ -46,7 +46,10 @@ class BranchStart:
     last_step: int  # nothing is trained if it equals the first
     schedule_step: int | None = None  # where in its schedule the learning rate starts; None: where the ticket's does
     changes: Mapping[int, Change] = field(default_factory=dict)  # by the step after which the masks change
-    details: Mapping[str, Any] = field(default_factory=dict)  # entries to add to the network's record
+    # Entries to add to the network's record. Of a function of the user's, two tell what the network costs:
+    # "dense_gradients", how many gradients of all entries its changes take, by default 0; and "needs_ticket", whether
+    # it takes the trainings that led to the ticket, by default True.
+    details: Mapping[str, Any] = field(default_factory=dict)
     held_at: Weights | None = None  # values of masked entries, arrays by weight; None: by the ticket's own `held_at`
 
     def held_in(self, ticket: StoredTicket) -> Weights:
@@ -179,12 +182,13 @@ def supermask(ticket: StoredTicket) -> BranchStart:
     """A mask that is learned by edge-popup while the weights stay fixed, with as many entries of each weight.
 
     Ramanujan et al. 2020, https://arxiv.org/abs/1911.13299, section 3. Each entry has a score s. The network computes
-    with w * h(s), where h is 1 for as many entries of each weight as the ticket keeps, those of the highest scores, and
-    0 for the others. The gradient goes straight through h: for the loss L, and the entry v = w * h(s) that the network
-    computes with, dL/ds = w * dL/dv. The fixed weights w are `supermasks.fixed_weights` of the initial weights; biases,
-    scales and shifts stay at their initial values. The scores begin uniform, as the authors' do, and are trained for
-    all steps by Adam with a rate of 0.0012 that falls to zero along a cosine, whatever optimizer the run has. (The
-    authors use SGD with momentum for a hundred epochs.) Then nothing more is trained.
+    with w * h(|s|), where h is 1 for as many entries of each weight as the ticket keeps, those of the largest |s|, and
+    0 for the others, as in the authors' code. The gradient goes straight through h: for the loss L, and the entry
+    v = w * h(|s|) that the network computes with, dL/ds = sign(s) * w * dL/dv. The fixed weights w are
+    `supermasks.fixed_weights` of the initial weights; biases, scales and shifts stay at their initial values. The
+    scores begin uniform, as the authors' do, and are trained for all steps by Adam with a rate of 0.0012 that falls to
+    zero along a cosine, whatever optimizer the run has. (The authors use SGD with momentum for a hundred epochs.) Then
+    nothing more is trained.
     """
     return ticket.learned(supermasks.EDGE_POPUP)
 
@@ -200,6 +204,15 @@ def random_mask_erk(ticket: StoredTicket) -> BranchStart:
     See `allocation.erk`; Liu et al. 2022, https://arxiv.org/abs/2202.02643, find such masks hard to beat.
     """
     return BranchStart(ticket.start, _random_by_erk(ticket), ticket.step, ticket.num_steps)
+
+
+def static_long(ticket: StoredTicket) -> BranchStart:
+    """Random masks that stay, divided by Erdos-Renyi-kernel, for as many steps as all trainings that led to the ticket.
+
+    "Static" of Evci et al. 2020, https://arxiv.org/abs/1911.11134: beside `set_long` and `rigl_long` it shows what the
+    changes of masks are worth. It trains from step 0.
+    """
+    return BranchStart(ticket.initial, _random_by_erk(ticket), 0, ticket.spent, 0)
 
 
 def gradual(ticket: StoredTicket) -> BranchStart:
@@ -342,13 +355,13 @@ BRANCHES: dict[str, Branch] = {
             starts="initial",
             needs_ticket=False,
             needs_gradients=function in (rigl, rigl_long),
-            is_long=function in (gradual_long, set_long, rigl_long),
-            needs_model=("masks",),
+            is_long=function in (gradual_long, set_long, rigl_long, static_long),
+            needs_model=() if function is static_long else ("masks",),
             starts_from="the dense network's initial weights",
             past="not at all",
             refused_held="it prunes to zero, and here masked entries are held at other values",
         )
-        for function in (gradual, gradual_long, set, set_long, rigl, rigl_long)
+        for function in (gradual, gradual_long, set, set_long, rigl, rigl_long, static_long)
     },
     "supermask": Branch(
         supermask,

@@ -11,10 +11,14 @@ from lottery.masks import Change, Masks, Scores, Weights, num_kept
 from lottery.pruning import ranking
 from lottery.pruning.schedules import num_pruned
 
-# Masks change each 100 steps, as in both papers, or each tenth of a shorter training, in the first three quarters of
-# it: T_end of Evci et al. 2020, https://arxiv.org/abs/1911.11134, section 3. The last quarter trains the last masks.
-EVERY, SHARE = 100, Fraction(3, 4)
-FRACTION = 0.3  # of the kept entries that a change replaces: zeta of SET, alpha of RigL
+# Masks change in the first three quarters of a training: T_end of Evci et al. 2020, https://arxiv.org/abs/1911.11134,
+# section 3. The last quarter trains the last masks.
+SHARE = Fraction(3, 4)
+# The steps between two changes are a share of the training, so that a short and a long training have as many changes.
+# Of 10, 20, 40, 80, 160 and 320 intervals, 80 gave `rigl` the best validation accuracy on MNIST-1D, over 3,000 and over
+# 42,000 steps together.
+NUM_INTERVALS = 80
+FRACTION = 0.3  # of the kept entries that the first change replaces: zeta of SET, alpha of RigL
 
 # From a step, and every variable there, to the gradient of the loss on a training batch with respect to each prunable
 # weight, masked entries included.
@@ -26,10 +30,14 @@ def no_gradients(step: int, state: Weights) -> Weights:
     raise LotteryError("Gradients need the model and the data.")
 
 
-def steps_of(num_steps: int) -> range:
-    """List the steps of a training after which its masks change."""
-    every = min(EVERY, max(1, num_steps // 10))
-    return range(every, max(1, int(SHARE * num_steps)) + 1, every)
+def interval(num_steps: int) -> int:
+    """Return the number of steps between two changes of masks."""
+    return max(1, num_steps // NUM_INTERVALS)
+
+
+def last_step(num_steps: int) -> int:
+    """Return the step up to which masks may change."""
+    return max(1, int(SHARE * num_steps))
 
 
 def gradual(sizes: Mapping[str, int], targets: Mapping[str, int], num_steps: int) -> dict[int, Change]:
@@ -38,7 +46,8 @@ def gradual(sizes: Mapping[str, int], targets: Mapping[str, int], num_steps: int
     Change i of n leaves k + (N - k) (1 - i / n)^3 of N entries, rounded half to even: equation 1 of Zhu & Gupta 2017,
     https://arxiv.org/abs/1710.01878, from density 1 to k / N. The survivors of lowest magnitude go.
     """
-    steps, changes = steps_of(num_steps), {}
+    every = interval(num_steps)
+    steps, changes = range(every, last_step(num_steps) + 1, every), {}
     for place, step in enumerate(steps, 1):
         left = (1 - Fraction(place, len(steps))) ** 3
         counts = {name: targets[name] + round((size - targets[name]) * left) for name, size in sizes.items()}
@@ -53,42 +62,56 @@ def gradual(sizes: Mapping[str, int], targets: Mapping[str, int], num_steps: int
 
 
 def set_(counts: Mapping[str, int], num_steps: int, seed: int) -> dict[int, Change]:
-    """Replace the 0.3 of each weight's kept entries that have the lowest magnitude by others, at random.
+    """Replace kept entries of the lowest magnitude by others, at random.
 
-    Sparse evolutionary training, Mocanu et al. 2018, https://arxiv.org/abs/1707.04780, algorithm 1, with Evci et al.
-    2020's steps in place of the ends of epochs, and new entries at zero.
+    Sparse evolutionary training, Mocanu et al. 2018, https://arxiv.org/abs/1707.04780, algorithm 1, as Evci et al. 2020
+    compare it: at the steps and with the fractions of `fractions`, and new entries at zero.
     """
 
-    def change(step: int) -> Change:
-        def replace(kept: Masks, state: Weights) -> Masks:
-            # A generator for each step, so that a training that is resumed draws what it would have drawn.
-            rng = np.random.default_rng([seed, step])
-            scores = {name: rng.random(kept[name].shape) for name in sorted(kept)}
-            return dropped_and_grown(kept, state, scores, FRACTION)
+    def scores(step: int, kept: Masks, state: Weights) -> Scores:
+        # A generator for each step, so that a training that is resumed draws what it would have drawn.
+        rng = np.random.default_rng([seed, step])
+        return {name: rng.random(kept[name].shape) for name in sorted(kept)}
 
-        return Change(replace, counts)
-
-    return {step: change(step) for step in steps_of(num_steps)}
+    return _replacing(counts, num_steps, scores)
 
 
 def rigl(counts: Mapping[str, int], num_steps: int, gradients: Gradients) -> dict[int, Change]:
     """Replace kept entries of the lowest magnitude by those whose gradients are the largest.
 
-    RigL, Evci et al. 2020, https://arxiv.org/abs/1911.11134, algorithm 1: after step t, a fraction
-    alpha / 2 (1 + cos(pi t / T_end)) of each weight's kept entries, alpha = 0.3.
+    RigL, Evci et al. 2020, https://arxiv.org/abs/1911.11134, algorithm 1, at the steps and with the fractions of
+    `fractions`.
     """
-    end = max(steps_of(num_steps))
 
-    def change(step: int) -> Change:
-        fraction = FRACTION / 2 * (1 + math.cos(math.pi * step / end))
+    def scores(step: int, kept: Masks, state: Weights) -> Scores:
+        return {name: np.abs(value) for name, value in gradients(step, state).items()}
 
+    return _replacing(counts, num_steps, scores)
+
+
+def fractions(num_steps: int) -> dict[int, float]:
+    """List by step the fraction of each weight's kept entries that `set_` and `rigl` replace after it.
+
+    It is alpha / 2 (1 + cos(pi t / T_end)) after step t, with alpha = 0.3: equation 1 of Evci et al. 2020,
+    https://arxiv.org/abs/1911.11134, and the schedule of the authors' script for both methods. The first change comes
+    before the first step, as there, and none at T_end, where the fraction is zero.
+    """
+    end = last_step(num_steps)
+    return {step: FRACTION / 2 * (1 + math.cos(math.pi * step / end)) for step in range(0, end, interval(num_steps))}
+
+
+def _replacing(
+    counts: Mapping[str, int], num_steps: int, scores: Callable[[int, Masks, Weights], Scores]
+) -> dict[int, Change]:
+    """Replace entries at each step of `fractions`: those of the highest scores grow."""
+
+    def change(step: int, fraction: float) -> Change:
         def replace(kept: Masks, state: Weights) -> Masks:
-            scores = {name: np.abs(value) for name, value in gradients(step, state).items()}
-            return dropped_and_grown(kept, state, scores, fraction)
+            return dropped_and_grown(kept, state, scores(step, kept, state), fraction)
 
         return Change(replace, counts)
 
-    return {step: change(step) for step in steps_of(num_steps)}
+    return {step: change(step, fraction) for step, fraction in fractions(num_steps).items()}
 
 
 def dropped_and_grown(kept: Masks, state: Weights, scores: Scores, fraction: float) -> Masks:

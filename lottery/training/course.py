@@ -87,6 +87,8 @@ class Course:
             self.state.difference = self._difference()
         self.began -= self.state.seconds
         self.engine.begin(self.kept, self.seed, self.state.step)
+        if self.state.step == self.first:  # a checkpoint has later steps alone
+            self.change()
 
     def advance(self) -> None:
         """Take steps up to the next evaluation, watched step or change of masks, but for about `CALL_SECONDS`."""
@@ -126,7 +128,7 @@ class Course:
         state.due = min((state.step // every + 1) * every, self.last)
 
     def change(self) -> None:
-        """Change the masks, if they change after this step."""
+        """Change the masks, if they change after this step; after the first, before any training."""
         state, change = self.state, self.span.changes.get(self.state.step)
         if change is None:
             return

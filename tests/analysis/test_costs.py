@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lottery
-from lottery import plots, weights
+from lottery import masks, plots, weights
 from lottery.analysis import costs
 from lottery.errors import LotteryError
 from lottery.models import multiply_adds, networks
 from lottery.pipeline import tensorboard
+from lottery.pruning import branches, dynamic
 from lottery.runs import store
 from lottery.runs.stored import StoredRound
 from lottery.statistics import results
@@ -220,6 +221,14 @@ def test_what_a_network_takes_counted_by_hand(tmp_path):
         },
     }
     run = lottery.run(settings, out=tmp_path, on_event=quietly)
+
+    def by_gradient(ticket):
+        kept = branches.random_mask(ticket).kept
+        changes = dynamic.rigl(masks.num_kept(kept), ticket.num_steps, ticket.gradients)
+        details = {"needs_ticket": False, "dense_gradients": len(changes)}
+        return branches.BranchStart(ticket.initial, kept, 0, ticket.num_steps, 0, changes, details)
+
+    run.branch(by_gradient, [2], on_event=quietly)
     table = costs.table(run.path).set_index(["branch", "round"])
     dense, kept = 50_200, table["num_kept"].to_dict()
     each = 3 * 10  # forward, and backward twice, for each example of a batch
@@ -241,6 +250,7 @@ def test_what_a_network_takes_counted_by_hand(tmp_path):
         ),
         # At each of six changes: forward and back under the masks, and the gradients of all weights.
         ("rigl", 2): (8, each * 8 * kept["rigl", 2] + 6 * 10 * (2 * kept["rigl", 2] + dense)),
+        ("by_gradient", 2): (8, each * 8 * kept["by_gradient", 2] + 6 * 10 * (2 * kept["by_gradient", 2] + dense)),
     }
     for place, (steps, count) in expected.items():
         assert (table["spent_steps"][place], table["spent_multiply_adds"][place]) == (steps, count), place

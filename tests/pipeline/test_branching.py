@@ -12,7 +12,7 @@ import lottery
 from lottery import cli, config, files, masks, randomness
 from lottery.errors import LotteryError
 from lottery.pipeline.prepared import Ingredients
-from lottery.pruning import branches
+from lottery.pruning import branches, dynamic
 from lottery.runs import store, verification
 from lottery.settings import GIVEN
 from lottery.statistics import tables, verdicts
@@ -287,6 +287,26 @@ def test_a_branch_of_the_callers_own(single):
     third.__name__ = "halved"
     with pytest.raises(LotteryError, match="another function called 'halved' made the branch of round 1"):
         lottery.branch(single.path, third, model=build, data=arrays(), on_event=quietly)
+
+
+def test_a_branch_of_the_callers_own_whose_masks_change_is_found_complete(single):
+    """What is stored has the last masks, so the first are told by the weights that they masked."""
+
+    def train(factor):
+        def replacing(origin):
+            kept = branches.random_mask(origin).kept
+            changes = dynamic.set_(masks.num_kept(kept), origin.num_steps, 5)
+            start = {name: value * np.float32(factor) for name, value in origin.initial.items()}
+            return branches.BranchStart(start, kept, 0, origin.num_steps, 0, changes, {"needs_ticket": False})
+
+        events = []
+        lottery.branch(single.path, replacing, [1], model=build, data=arrays(), on_event=events.append)
+        return events
+
+    train(1.0)
+    assert "complete" in train(1.0)[-1].text
+    with pytest.raises(LotteryError, match="another function called 'replacing'"):
+        train(0.5)
 
 
 def test_a_control_is_added_in_one_place(tmp_path, monkeypatch):

@@ -103,7 +103,8 @@ def test_one_update_of_the_scores():
 
     (positions,) = randomness.batches(len(prepared.data.train), size, (8, 9))(1)
     batch, labels = np.float64(prepared.data.train.x[positions]), prepared.data.train.y[positions]
-    factor = {name: first[name] >= np.sort(first[name], axis=None)[-count] for name, count in counts.items()}
+    sizes = {name: abs(first[name]) for name in counts}
+    factor = {name: sizes[name] >= np.sort(sizes[name], axis=None)[-count] for name, count in counts.items()}
     one, two = (start[name] * factor[name] for name in counts)
     hidden = np.tanh(batch @ one + start["dense/bias"])
     logits = hidden @ two + start["dense_1/bias"]
@@ -114,7 +115,7 @@ def test_one_update_of_the_scores():
         "dense_1/kernel": hidden.T @ error,
     }
     for name in counts:
-        expected = first[name] - rate * start[name] * gradient[name]
+        expected = first[name] - rate * np.sign(first[name]) * start[name] * gradient[name]
         np.testing.assert_allclose(after[name], expected, rtol=1e-4, atol=2e-5)
         assert abs(after[name] - first[name]).max() > 0.01
     for name in ("dense/bias", "dense_1/bias"):

@@ -71,7 +71,7 @@ KEEPS = {
     "transfer": (True, True, (STEP, NUM_STEPS)),
     "random_mask_erk": (False, True, (STEP, NUM_STEPS)),
     **dict.fromkeys(("gradual", "set", "rigl"), (False, False, (0, NUM_STEPS))),
-    **dict.fromkeys(("gradual_long", "set_long", "rigl_long"), (False, False, (0, 3 * NUM_STEPS))),
+    **dict.fromkeys(("gradual_long", "set_long", "rigl_long", "static_long"), (False, False, (0, 3 * NUM_STEPS))),
 }
 
 
@@ -113,7 +113,7 @@ def test_counts(seed, densities):
     counts = masks.num_kept(one.kept)
     for name in ("random_mask", "shuffled_mask"):
         assert masks.num_kept(branches.BRANCHES[name].function(one).kept) == counts
-    for function in (branches.random_mask_global, branches.random_mask_erk):
+    for function in (branches.random_mask_global, branches.random_mask_erk, branches.static_long):
         assert sum(masks.num_kept(function(one).kept).values()) == sum(counts.values())
 
 

@@ -82,12 +82,25 @@ def run(traced_once, tmp_path_factory):
 # The rules, recomputed.
 
 
-@given(num_steps=st.integers(1, 5000))
-def test_masks_change_each_hundred_steps_or_ten_times_and_are_settled_in_the_last_quarter(num_steps):
-    steps = dynamic.steps_of(num_steps)
-    apart = {after - before for before, after in itertools.pairwise((0, *steps))}
-    assert len(steps) and apart == {min(100, max(1, num_steps // 10))}
-    assert steps[-1] <= max(1, 0.75 * num_steps) < steps[-1] + steps.step
+@given(num_steps=st.integers(1, 200_000))
+def test_masks_change_as_often_in_a_short_training_as_in_a_long_one_and_are_settled_in_the_last_quarter(num_steps):
+    gradual = list(dynamic.gradual({"w": 9}, {"w": 3}, num_steps))
+    replacing = list(dynamic.fractions(num_steps))
+    every = max(1, num_steps // 80)
+    for steps in (gradual, replacing):
+        assert {after - before for before, after in itertools.pairwise(steps)} <= {every}
+        assert num_steps < 160 or 59 <= len(steps) <= 120
+    assert gradual[0] == every and gradual[-1] <= max(1, 0.75 * num_steps) < gradual[-1] + every
+    # The first before any training, and none where the fraction is zero.
+    assert replacing[0] == 0 and replacing[-1] < max(1, int(0.75 * num_steps)) <= replacing[-1] + every
+
+
+@given(num_steps=st.integers(1, 200_000))
+def test_each_change_replaces_a_fraction_that_falls_along_a_cosine(num_steps):
+    end = max(1, int(0.75 * num_steps))
+    for step, fraction in dynamic.fractions(num_steps).items():
+        assert fraction == pytest.approx(0.15 * (1 + math.cos(math.pi * step / end)))
+        assert fraction > 0
 
 
 @given(size=st.integers(1, 3000), share=st.floats(0, 1), num_steps=st.integers(1, 3000))
@@ -162,7 +175,8 @@ def test_counts_over_a_run_are_the_tickets_and_recorded_with_each_change(run, na
     assert (one.record["first_step"], one.record["last_step"]) == (0, num_steps)
     assert max(step for step, *_ in one.metrics) == num_steps
     changes, total = one.record["mask_changes"], sum(masks.num_kept(ticket.masks).values())
-    assert [change["step"] for change in changes] == list(dynamic.steps_of(num_steps))
+    steps = dynamic.fractions(num_steps) if rule != "gradual" else dynamic.gradual({"w": 9}, {"w": 3}, num_steps)
+    assert [change["step"] for change in changes] == list(steps)
     assert one.record["num_kept"] == changes[-1]["num_kept"] == total
     if rule == "gradual":
         assert masks.num_kept(one.masks) == masks.num_kept(ticket.masks)
@@ -194,8 +208,8 @@ def test_rigl_grows_by_the_dense_gradient_of_the_batch_that_follows(run):
     train = split(
         dict(zip(("x_train", "y_train", "x_test", "y_test"), arrays(), strict=True)), Data(validation=40)
     ).train
-    assert len(run.seen) == len(dynamic.steps_of(NUM_STEPS))
-    for step, (kept, state, scores, fraction, _) in zip(dynamic.steps_of(NUM_STEPS), run.seen, strict=True):
+    assert len(run.seen) == len(dynamic.fractions(NUM_STEPS))
+    for step, (kept, state, scores, fraction, _) in zip(dynamic.fractions(NUM_STEPS), run.seen, strict=True):
         words = (experiment.run.seed, 1, randomness.BATCHES)
         (positions,) = randomness.batches(len(train), BATCH, words, step)(1)
         expected = by_hand_gradients(state, train.x[positions].astype(np.float64), train.y[positions])
@@ -203,8 +217,7 @@ def test_rigl_grows_by_the_dense_gradient_of_the_batch_that_follows(run):
             value = expected[name]
             np.testing.assert_allclose(scores[name], np.abs(value), rtol=1e-4, atol=1e-6)
             assert np.abs(value)[~kept[name]].max() > 0
-        share = 0.15 * (1 + math.cos(math.pi * step / max(dynamic.steps_of(NUM_STEPS))))
-        assert fraction == pytest.approx(share)
+        assert fraction == dynamic.fractions(NUM_STEPS)[step]
 
 
 def test_set_grows_at_random_and_differently_after_each_change():
@@ -215,10 +228,11 @@ def test_set_grows_at_random_and_differently_after_each_change():
     again = [(change.function(kept, state)["w"] & ~kept["w"]) for change in dynamic.set_({}, 1000, 5).values()]
     assert all(np.array_equal(*pair) for pair in zip(grown, again, strict=True))
     for one, other in itertools.pairwise(grown):
-        assert not np.array_equal(one, other)
-    # 0.3 of 320 or so are dropped; those that grow are spread over the 1,280 free entries and the dropped.
-    count = round(0.3 * kept["w"].sum())
-    assert all(abs(one.sum() - count * 1280 / (1280 + count)) < 5 * math.sqrt(count * 0.07) for one in grown)
+        assert not np.array_equal(one, other) or not one.any()  # the last fractions are of less than one entry
+    # Those that grow are spread over the 1,280 or so free entries and the dropped.
+    for fraction, one in zip(dynamic.fractions(1000).values(), grown, strict=True):
+        count = round(fraction * kept["w"].sum())
+        assert abs(one.sum() - count * 1280 / (1280 + count)) < 5 * math.sqrt(count * 0.07 + 1)
 
 
 def test_verify_accepts_them_and_finds_what_was_changed(run, tmp_path):
@@ -321,8 +335,8 @@ def changing(start):
         }
 
     counts = masks.num_kept(drawn(0))
-    changes = {step: masks.Change(lambda kept, state, step=step: drawn(step), counts) for step in (7, 20, 33)}
-    return drawn(0), changes, drawn
+    changes = {step: masks.Change(lambda kept, state, step=step: drawn(step), counts) for step in (0, 7, 20, 33)}
+    return drawn(1), changes, drawn
 
 
 @pytest.mark.parametrize("mode", enforcement.ENFORCEMENTS)
@@ -338,7 +352,7 @@ def test_entries_are_held_and_released_in_every_mode(mode):
         now = drawn(max((at for at in changes if at < step), default=0))
         assert masks.leaks(state, now) == {}, step
     assert all(np.array_equal(mask, drawn(33)[name]) for name, mask in trained.kept.items())
-    assert [change[0] for change in trained.changes] == [7, 20, 33]
+    assert [change[0] for change in trained.changes] == [0, 7, 20, 33]
     expected = in_numpy(start, kept, changes)
     for name, value in expected.items():
         np.testing.assert_allclose(trained.weights[name], value, rtol=2e-3, atol=2e-4)
@@ -352,6 +366,10 @@ def in_numpy(start, kept, changes):
     ).train
     state = {name: value.astype(np.float64) for name, value in masks.apply(start, kept).items()}
     speed = {name: np.zeros_like(value) for name, value in state.items()}
+    if 0 in changes:
+        after = changes[0].function(kept, state)
+        state = {name: np.where(after.get(name, True), value, 0) for name, value in state.items()}
+        kept = after
     for step, positions in enumerate(randomness.batches(len(train), BATCH, (9,))(NUM_STEPS), 1):
         gradients = by_hand_gradients(state, train.x[positions].astype(np.float64), train.y[positions])
         for name in state:
@@ -415,7 +433,9 @@ def test_gradual_densities_are_those_of_tfmots_polynomial_decay():
 
     size, target = 30_000, 1234
     changes = dynamic.gradual({"w": size}, {"w": target}, 2000)
-    decay = PolynomialDecay(0.0, 1 - target / size, begin_step=0, end_step=max(changes), frequency=dynamic.EVERY)
+    decay = PolynomialDecay(
+        0.0, 1 - target / size, begin_step=0, end_step=max(changes), frequency=dynamic.interval(2000)
+    )
     for step, change in changes.items():
         should_prune, sparsity = decay(step)
         assert bool(should_prune) and abs(change.num_kept["w"] - (1 - float(sparsity)) * size) < 1
@@ -444,13 +464,13 @@ def test_gradual_agrees_with_tfmot_within_the_spread_of_replicates(tmp_path):
     dense = rows[rows["round"] == 0]["final_test_accuracy"].tolist()
     one = load(Data(name="digits", validation=137))
     scaled = [(split.x.astype(np.float32) - one.mean) / one.standard_deviation for split in (one.train, one.test)]
-    end = max(dynamic.steps_of(num_steps))
+    end = max(dynamic.gradual({"w": 9}, {"w": 3}, num_steps))
     theirs = []
     for replicate in range(1, num_replicates + 1):
         model = networks.named("lenet_300_100")(one.train.x.shape[1:], 10, tf_keras)
         initial = store.read_start(made.path, replicate)
         weights.assign(model, initial)
-        decay = tfmot.sparsity.keras.PolynomialDecay(0.0, 0.9, 0, end, frequency=dynamic.EVERY)
+        decay = tfmot.sparsity.keras.PolynomialDecay(0.0, 0.9, 0, end, frequency=dynamic.interval(num_steps))
         wrapped = tfmot.sparsity.keras.prune_low_magnitude(model, pruning_schedule=decay)
         loss = tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         wrapped.compile(tf_keras.optimizers.Adam(1.2e-3), loss, metrics=["accuracy"])
