@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
-from lottery import config, grids, plots
+from lottery import config, grids, plots, progress
 from lottery.errors import LotteryError
-from lottery.pipeline import branching, recomputing, running, sweeping
+from lottery.pipeline import branching, recomputing, retraining, running, sweeping
 from lottery.pipeline.prepared import Ingredients
 from lottery.pipeline.session import Execution
 from lottery.runs import store, verification
@@ -155,6 +155,7 @@ class Run:
         self,
         recompute: bool = False,
         *,
+        retrain: int = 0,
         model: Callable[[], Any] | None = None,
         data: Any = None,
         import_code: bool = False,
@@ -164,15 +165,20 @@ class Run:
         Args:
             recompute: Also compute losses, accuracies and predictions again, from the stored weights at the early-stop
                 step and at the end, and draw initial weights again; see `lottery.pipeline.recomputing.opened`.
-            model, data: For `recompute`, the objects passed to `lottery.run`.
-            import_code: For `recompute`: see `Options`.
+            retrain: Also train so many networks, chosen at random, again, if nothing else is wrong; see
+                `lottery.pipeline.retraining.retrained`.
+            model, data: For `recompute` and `retrain`, the objects passed to `lottery.run`.
+            import_code: For `recompute` and `retrain`: see `Options`.
 
         Raises:
-            LotteryError: The run cannot be read; or for `recompute`, its data are not found or differ.
+            LotteryError: The run cannot be read; or for `recompute` or `retrain`, its data are not found or differ.
         """
         ingredients = Ingredients(model, data, import_code=import_code)
         with recomputing.opened(self.path, ingredients) if recompute else contextlib.nullcontext() as again:
             networks = list(verification.verify(self.path, again))
+        if retrain and not any(wrong for _, wrong in networks):
+            chosen = retraining.chosen(self.path, retrain)
+            networks += retraining.retrained(self.path, chosen, ingredients, progress.silent)
         return [f"{name}: {sentence}" for name, wrong in networks for sentence in wrong]
 
     def branch(self, kind: str | BranchFunction, rounds: Sequence[int] = (), **options: Any) -> Run:

@@ -12,6 +12,7 @@ from lottery.cli.options import ImportCode, Source
 from lottery.errors import LotteryError, TicketError, printable
 
 if TYPE_CHECKING:
+    from lottery.pipeline.prepared import Ingredients
     from lottery.runs import verification
 
 
@@ -21,8 +22,15 @@ def verify(
         bool,
         typer.Option("--recompute", help="Also evaluate each network again, and draw initial weights again."),
     ] = False,
+    retrain: Annotated[
+        int,
+        typer.Option(min=0, metavar="NUMBER", help="Also train so many networks again, chosen at random, and compare."),
+    ] = 0,
     data: Annotated[
-        str, typer.Option(help="With --recompute: a file with the run's data, if they are not found.", metavar="FILE")
+        str,
+        typer.Option(
+            help="With --recompute or --retrain: a file with the run's data, if they are not found.", metavar="FILE"
+        ),
     ] = "",
     import_code: ImportCode = False,
 ) -> None:
@@ -30,18 +38,25 @@ def verify(
 
     With --recompute, it computes the losses, accuracies and predictions of the early-stop step and of the end again
     from the stored weights, and draws initial weights again. This needs the data; nothing is trained.
+
+    With --retrain, it trains networks again in a temporary folder. On the machine of the run every byte must be the
+    same; on another, accuracies must be about the same.
     """
     from lottery import files
     from lottery.runs import store, verification
 
     for option, value in (("--data", data), ("--import-code", import_code)):
-        if value and not recompute:
-            raise LotteryError(f"{option} is for --recompute only.")
+        if value and not (recompute or retrain):
+            raise LotteryError(f"{option} is for --recompute and --retrain only.")
     if not files.is_folder(source):
-        if recompute:
-            raise LotteryError(f"--recompute needs the folder of a run, not the file {str(source)!r}.")
+        if recompute or retrain:
+            option = "--recompute" if recompute else "--retrain"
+            raise LotteryError(f"{option} needs the folder of a run, not the file {str(source)!r}.")
         _verify_ticket(source)
         return
+    stored, wanted = store.progress(source, store.read_experiment(source))
+    if stored < wanted:
+        output.say(f"The run is incomplete: {stored} of {wanted} networks are stored.")
     num = num_wrong = 0
     with _recomputing(source, data, import_code) if recompute else contextlib.nullcontext() as again:
         for name, wrong in verification.verify(source, again):
@@ -49,25 +64,48 @@ def verify(
             num_wrong += bool(wrong)
             for sentence in wrong:
                 output.say(f"{name}: {sentence}")
+    trained_again = ""
+    if retrain and not num_wrong:  # what is damaged cannot be trained from
+        trained_again, wrong_again = _retrain(source, retrain, data, import_code)
+        num, num_wrong = num + len(wrong_again), num_wrong + sum(wrong_again)
     if num_wrong:
         output.say(f"{num_wrong} of {num} are wrong.", *(again.notes if again else []))
         raise typer.Exit(1)
-    stored, wanted = store.progress(source, store.read_experiment(source))
     more = f" and {num - stored} more" if num > stored else ""
     output.say(f"{stored} of {wanted} networks{more} are stored; every checksum and every invariant holds.")
-    output.say(*verification.not_repeated(source, again))
+    output.say(*verification.not_repeated(source, again), *verification.not_proved(again))
+    if trained_again:
+        output.say(trained_again)
+
+
+def _retrain(run: Path, num: int, data: str, import_code: bool) -> tuple[str, list[bool]]:
+    """Train networks again; return how they were compared, and for each if it is wrong."""
+    from lottery import progress
+    from lottery.pipeline import retraining
+
+    networks, wrong = retraining.chosen(run, num), []
+    with progress.shown() as on_event:
+        for name, sentences in retraining.retrained(run, networks, _ingredients(data, import_code), on_event):
+            wrong.append(bool(sentences))
+            for sentence in sentences:
+                output.say(f"{name}: {sentence}")
+    return retraining.rule(run, len(networks)), wrong
+
+
+def _ingredients(data: str, import_code: bool) -> "Ingredients":
+    from lottery.data import read_npz
+    from lottery.pipeline.prepared import Ingredients
+
+    arrays = tuple(read_npz(Path(data)).values()) if data else None
+    return Ingredients(data=arrays, import_code=import_code)
 
 
 @contextlib.contextmanager
 def _recomputing(run: Path, data: str, import_code: bool) -> Iterator["verification.Recomputation"]:
     """Prepare what networks are evaluated again with, and show how far that is."""
-    from lottery.data import read_npz
     from lottery.pipeline import recomputing
-    from lottery.pipeline.prepared import Ingredients
 
-    arrays = tuple(read_npz(Path(data)).values()) if data else None
-    ingredients = Ingredients(data=arrays, import_code=import_code)
-    with output.counting() as report, recomputing.opened(run, ingredients, report) as again:
+    with output.counting() as report, recomputing.opened(run, _ingredients(data, import_code), report) as again:
         yield again
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from lottery import config, randomness, weights
 from lottery.errors import LotteryError
-from lottery.pipeline import agreement, branch_training, building, environment, preparing
+from lottery.pipeline import agreement, branch_training, building, environment, preparing, ties
 from lottery.pipeline.prepared import Ingredients, Prepared, without_functions
 from lottery.pruning import branches
 from lottery.runs import siblings, store
@@ -21,12 +22,16 @@ from lottery.runs.verification import Recomputation
 from lottery.training.records import ACCURACY_ROUNDING, Classes, loss_and_accuracy
 
 LOSS = 1e-5  # relative; Keras computes a loss in float32
-# The share of examples, and the relative difference of a loss, that rounding may decide on another machine.
+# The relative difference of a loss that rounding may make on another machine; and the share of examples that it may
+# decide, where the outputs of the examples cannot be looked at.
 ELSEWHERE, ELSEWHERE_IN_HALF = 0.001, 0.01
+# Rounding favours neither the record nor what is computed again: the p value at which differences count as forged.
+TOO_ONE_SIDED = 0.001
 
 WHEN = {"early_stop": "early-stop", "budget": "budget", "final": "final"}
 SPLITS = {"validation": "val", "test": "test"}
 
+FindTied = Callable[[], np.ndarray | None]  # see `ties.tied`
 # Called with the number of networks that are done, of all, and the name of the next.
 OnNetwork = Callable[[int, int, str], None]
 
@@ -41,9 +46,9 @@ def opened(
 
     Losses and accuracies on validation and test set, at the early-stop step and after the last step, are computed from
     the stored weights, and so are the stored predictions. Initial weights are drawn from the seed. On the machine, with
-    the versions and the number of threads of the run, the same number of examples must be right. Elsewhere rounding may
-    decide an example whose two highest outputs are nearly equal: `ELSEWHERE` of the examples, and at least one, may
-    differ, and in half precision `ELSEWHERE_IN_HALF`.
+    the versions and the number of threads of the run, the same examples must be right. Elsewhere rounding may decide an
+    example whose two highest outputs are nearly equal, and no other; see `ties`. Over the run such differences must
+    favour the record about as often as not.
 
     Args:
         run: The run's folder; nothing is written there.
@@ -68,17 +73,17 @@ def opened(
             raise LotteryError(f"The units that {str(run)!r} has in environment.json are not those of its model.")
         wanted = prepared.experiment.model_copy(update={"model": experiment.model})
         notes = agreement.agreed(run, wanted, prepared.experiment, prepared.observe)
-        recomputing = _Recomputing(run, ingredients, on_network, prepared, _elsewhere(recorded), notes, stack)
-        rule = "the same number of examples had to be right"
+        recomputing = _Recomputing(run, ingredients, on_network, prepared, elsewhere(recorded), notes, stack)
+        rule = "every prediction had to be the same"
         if recomputing.elsewhere:
-            why = f"this machine has {' and '.join(recomputing.elsewhere)}"
             rule = (
-                f"up to {100 * recomputing.share():g} % of the examples, or 1, could differ by rounding, because {why}"
+                "an example could differ where its two highest outputs agree to "
+                f"{100 * recomputing.rounding():g} %, because this machine has {' and '.join(recomputing.elsewhere)}"
             )
         recomputing.notes.append(
             f"Losses, accuracies and stored predictions were computed again from the stored weights; {rule}."
         )
-        yield Recomputation(recomputing.evaluated, recomputing.fresh, recomputing.notes)
+        yield Recomputation(recomputing.evaluated, recomputing.fresh, recomputing.notes, recomputing.one_sided)
 
 
 @dataclass
@@ -92,6 +97,9 @@ class _Recomputing:
     stack: contextlib.ExitStack  # closes what is prepared for transfers
     _done: int = 0
     _same_initial: dict[int, bool] = field(default_factory=dict)
+    # On another machine, by kind of network: how often the stored prediction alone is right, and the new one alone.
+    _decided: dict[str, list[int]] = field(default_factory=dict)
+    _num_predictions: int = 0
     _others: dict[str, Prepared | None] = field(default_factory=dict)  # by the overrides of a transfer
 
     def __post_init__(self) -> None:
@@ -103,6 +111,11 @@ class _Recomputing:
         if not self.elsewhere:
             return 0.0
         return ELSEWHERE if self.prepared.experiment.train.in_full_precision else ELSEWHERE_IN_HALF
+
+    def rounding(self) -> float:
+        """Return how far apart two outputs may be that rounding orders; see `ties`."""
+        in_full = self.prepared.experiment.train.in_full_precision
+        return ties.ROUNDING if in_full else ties.ROUNDING_IN_HALF
 
     def evaluated(self, stored: StoredRound) -> Iterator[str]:
         """Evaluate a network again, and yield a sentence for everything that differs from its record."""
@@ -126,23 +139,38 @@ class _Recomputing:
             )
         for when, state in states.items():
             engine = prepared.trainer.at(state, stored.masks, stored.engine)
+            find_tied = partial(ties.tied, prepared.trainer.model, prepared.data, rounding=self.rounding())
             for split, short in SPLITS.items():
                 found = loss_and_accuracy(engine.evaluate(split), f"{split} loss")
                 recorded = [record[f"{when}_{short}_{what}"] for what in ("loss", "accuracy")]
                 num = prepared.data.num_examples(split)
-                yield from self._compared(f"{WHEN[when]} {split}", found, np.array(recorded, float), num)
+                tied = partial(find_tied, split)
+                yield from self._compared(f"{WHEN[when]} {split}", found, np.array(recorded, float), num, tied)
             if stored.has(store.PREDICTIONS):
-                yield from self._predicted(engine.classes(), stored, when)
+                yield from self._predicted(engine.classes(), stored, when, partial(find_tied, "test"))
 
-    def _compared(self, what: str, found: tuple[float, float], recorded: np.ndarray, num: int) -> Iterator[str]:
+    def _compared(
+        self, what: str, found: tuple[float, float], recorded: np.ndarray, num: int, tied: FindTied
+    ) -> Iterator[str]:
         (loss, accuracy), (recorded_loss, recorded_accuracy) = found, recorded
         if not np.isclose(loss, recorded_loss, rtol=self.share() or LOSS, atol=LOSS):
             yield f"The {what} loss is {loss:.6f} when computed again, recorded is {recorded_loss:.6f}."
-        allowed = ACCURACY_ROUNDING + (self._allowed(num) / num if num else self.share())
+        if np.isclose(accuracy, recorded_accuracy, rtol=0, atol=ACCURACY_ROUNDING, equal_nan=True):
+            return
+        allowed = ACCURACY_ROUNDING + self._allowed(num, tied)
         if not np.isclose(accuracy, recorded_accuracy, rtol=0, atol=allowed, equal_nan=True):
             yield f"The {what} accuracy is {accuracy:.6f} when computed again, recorded is {recorded_accuracy:.6f}."
 
-    def _predicted(self, classes: Classes | None, stored: StoredRound, when: str) -> Iterator[str]:
+    def _allowed(self, num: int, tied: FindTied) -> float:
+        """Return by how much rounding may change an accuracy."""
+        if not self.elsewhere:
+            return 0.0
+        examples = tied()
+        if examples is not None:
+            return float(np.mean(examples))
+        return max(1 / num, self.share()) if num else self.share()
+
+    def _predicted(self, classes: Classes | None, stored: StoredRound, when: str, tied: FindTied) -> Iterator[str]:
         """Compare stored predictions with those computed again."""
         if classes is None:
             yield "It has predictions, but its model does not predict one class for each example."
@@ -150,12 +178,39 @@ class _Recomputing:
         labels, predicted = stored.predictions["label"], stored.predictions[when]
         if not np.array_equal(labels, classes[0]):
             yield "The labels beside its predictions are not those of the test set."
-        elif (num := int(np.count_nonzero(predicted != classes[1]))) > self._allowed(len(labels)):
-            yield f"{num:,} of {len(labels):,} {WHEN[when]} predictions differ when computed again."
+            return
+        self._num_predictions += len(labels)
+        differ = predicted != classes[1]
+        if not differ.any():
+            return
+        examples = tied() if self.elsewhere else None
+        certain = differ if examples is None else differ & ~examples
+        if num := int(np.count_nonzero(certain)):
+            why = ", where rounding cannot decide" if self.elsewhere else ""
+            yield f"{num:,} of {len(labels):,} {WHEN[when]} predictions differ when computed again{why}."
+        if self.elsewhere:
+            kind = stored.branch if stored.round or stored.branch != store.TICKET else "dense"
+            decided = self._decided.setdefault(kind, [0, 0])
+            decided[0] += int(np.count_nonzero(differ & (predicted == labels)))
+            decided[1] += int(np.count_nonzero(differ & (classes[1] == labels)))
 
-    def _allowed(self, num: int) -> int:
-        """Count the examples that rounding may decide."""
-        return max(1, int(self.share() * num)) if self.elsewhere else 0
+    def one_sided(self) -> list[str]:
+        """Say where differences favour the record more, or less, than rounding would; note how many there are."""
+        from scipy.stats import binomtest
+
+        wrong = []
+        for kind, (for_record, against) in self._decided.items():
+            self._note(
+                f"Of {self._num_predictions:,} predictions, {for_record + against} of {kind} networks are right once: "
+                f"{for_record} in the record alone, {against} when computed again alone."
+            )
+            num = for_record + against
+            if num and binomtest(for_record, num).pvalue < TOO_ONE_SIDED:
+                wrong.append(
+                    f"Of {num} predictions of {kind} networks that differ, {for_record} are right in the record alone: "
+                    "rounding would favour neither."
+                )
+        return wrong
 
     def fresh(self, stored: StoredRound) -> dict[str, np.ndarray] | None:
         """Draw the variables of a branch anew, if this machine draws the initial weights of the run."""
@@ -199,7 +254,7 @@ class _Recomputing:
             self.notes.append(text)
 
 
-def _elsewhere(recorded: dict[str, Any]) -> list[str]:
+def elsewhere(recorded: dict[str, Any]) -> list[str]:
     """List what may round differently from when the run was trained."""
     import tensorflow as tf
 

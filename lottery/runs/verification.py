@@ -1,8 +1,8 @@
 """Every checksum and every invariant of a run, computed again from its files."""
 
-import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,10 @@ from lottery.runs.stored import StoredRound, stored_rounds
 from lottery.settings import GIVEN
 from lottery.training.records import ACCURACY_ROUNDING
 
+NOT_PROVED = (
+    "Not proved: that the stored weights are of the steps in the record, and the curves between the stored states. "
+    "--retrain N trains N networks again, which proves both for these networks."
+)
 DRAWN = ("start weights",)  # what a branch needs the model for, if only to draw initial weights
 
 
@@ -27,6 +31,7 @@ class Recomputation:
     # Draws every variable anew for a branch, as when it was trained; None if this machine draws other values.
     fresh: Callable[[StoredRound], masks.Weights | None]
     notes: list[str]  # sentences about what was computed again, and what could not be; complete at the end
+    one_sided: Callable[[], list[str]]  # at the end, what is wrong with all differences that rounding made
 
 
 def verify(run: Path, again: Recomputation | None = None) -> Iterator[tuple[str, list[str]]]:
@@ -68,6 +73,8 @@ def verify(run: Path, again: Recomputation | None = None) -> Iterator[tuple[str,
                     wrong += collected(again.evaluated(stored))[0]
                 yield f"replicate {replicate}, round {stored.round}, branch {stored.branch}", wrong
     yield from siblings.wrong(run, again.evaluated if again else None)
+    if again and (wrong := again.one_sided()):
+        yield "all networks", wrong
 
 
 def not_repeated(run: Path, again: Recomputation | None = None) -> list[str]:
@@ -92,6 +99,12 @@ def not_repeated(run: Path, again: Recomputation | None = None) -> list[str]:
     return found + (again.notes if again else [])
 
 
+def not_proved(again: Recomputation | None = None) -> list[str]:
+    """List what `verify` proves of no run, or not without `again`, in sentences."""
+    numbers = [] if again else ["Losses and accuracies were not computed again; --recompute does that."]
+    return [*numbers, NOT_PROVED]
+
+
 def same_start(run: Path, replicate: int) -> bool:
     """Return True if a replicate starts from the weights of the replicate before it."""
     paths = [store.start_path(run, number) for number in (replicate - 1, replicate)]
@@ -107,27 +120,34 @@ def refuse_damaged(run: Path, experiment: config.Experiment) -> None:
         folder = run / f"replicate-{replicate}"
         # Rounds behind a missing one too: they count again once that is trained.
         for path in sorted(folder.rglob("round.json")):
-            with _advice(path.parent, "and the rounds after it to train them again"):
-                store.check_files(path.parent)
+            advice = f"delete {str(path.parent)!r} and the rounds after it to train them again"
+            _check_twice(partial(store.check_files, path.parent), advice)
         if not store.is_stored(run, replicate, 0):
             continue
         record = store.read_record(store.round_path(run, replicate, 0))
         # Without late rewinding both are of step 0, and the record has only the second.
         keys = {experiment.rewind.step: "rewind_sha256", 0: "start_sha256"}
         for at, key in sorted(keys.items()):
-            file = store.start_path(run, replicate, at)
-            with _advice(folder, "to train the replicate again"):
-                if weights.fingerprint(store.read_start(run, replicate, at)) != record.get(key):
-                    raise LotteryError(f"{str(file)!r} is damaged: the rounds started from other weights.")
+            advice = f"delete {str(folder)!r} to train the replicate again"
+            _check_twice(partial(_check_start, run, replicate, at, record.get(key)), advice)
 
 
-@contextlib.contextmanager
-def _advice(folder: Path, why: str) -> Iterator[None]:
+def _check_start(run: Path, replicate: int, at: int, wanted: str | None) -> None:
+    if weights.fingerprint(store.read_start(run, replicate, at)) != wanted:
+        file = store.start_path(run, replicate, at)
+        raise LotteryError(f"{str(file)!r} is damaged: the rounds started from other weights.")
+
+
+def _check_twice(check: Callable[[], None], advice: str) -> None:
+    """Raise the `LotteryError` of a check, with an advice to delete, only if the check fails again."""
     try:
-        yield
-    except LotteryError as error:
-        advice = f"; delete {str(folder)!r} {why}."
-        raise LotteryError(str(error) if "; delete " in str(error) else f"{str(error).rstrip('.')}{advice}") from None
+        check()
+    except LotteryError:
+        try:
+            check()
+        except LotteryError as error:
+            text = str(error)
+            raise LotteryError(text if "; delete " in text else f"{text.rstrip('.')}; {advice}.") from None
 
 
 def _is_own(experiment: config.Experiment) -> bool:

@@ -1,0 +1,125 @@
+"""Ten forgeries with right checksums, and what finds each: numbers computed again, or networks trained again."""
+
+import shutil
+
+import pytest
+
+import lottery
+from lottery import progress
+from lottery.pipeline import recomputing, retraining
+from lottery.pipeline.prepared import Ingredients
+from lottery.runs import verification
+from lottery.runs.stored import StoredRound, stored_rounds
+from tests.conftest import contents, quietly
+from tests.scripts import forge
+
+pytestmark = pytest.mark.usefixtures("traced_once")
+
+BY = {found_by: [made for made in forge.FORGERIES if forge.FORGERIES[made] == found_by] for found_by in
+      ("--recompute", "--retrain", "first line")}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(traced_once, tmp_path_factory):
+    return lottery.run(forge.TABLES, out=tmp_path_factory.mktemp("runs"), on_event=quietly)
+
+
+@pytest.fixture
+def forged(run, tmp_path):
+    """Copies the run, and forges the copy."""
+
+    def make(change):
+        path = shutil.copytree(run.path, tmp_path / run.path.name)
+        change(path)
+        return path
+
+    return make
+
+
+def found_plainly(path):
+    return [sentence for _, wrong in verification.verify(path) for sentence in wrong]
+
+
+def found_by_retraining(path, networks=None):
+    """What is wrong by the name of a network, of all networks unless some are named."""
+    networks = networks or list(stored_rounds(path))
+    again = retraining.retrained(path, networks, Ingredients(), progress.silent)
+    return {name: wrong for name, wrong in again if wrong}
+
+
+def test_there_are_ten_forgeries_and_each_is_found_by_something():
+    assert len(forge.FORGERIES) == 10 == sum(map(len, BY.values()))
+
+
+@pytest.mark.parametrize("change", BY["--recompute"], ids=lambda change: change.__name__)
+def test_what_computing_again_finds(forged, change):
+    path = forged(change)
+    assert not found_plainly(path)
+    with recomputing.opened(path) as again:
+        assert [sentence for _, wrong in verification.verify(path, again) for sentence in wrong]
+
+
+@pytest.mark.parametrize("change", BY["--retrain"], ids=lambda change: change.__name__)
+def test_what_only_training_again_finds_and_the_output_says_that_it_is_not_proved(forged, change):
+    path = forged(change)
+    with recomputing.opened(path) as again:
+        assert not [sentence for _, wrong in verification.verify(path, again) for sentence in wrong]
+        assert verification.not_proved(again) == [verification.NOT_PROVED]
+    assert found_by_retraining(path)
+
+
+def test_a_replicate_that_is_gone_makes_a_run_incomplete(forged, lottery_command):
+    path = forged(forge.without_a_replicate)
+    done = lottery_command("verify", path)
+    assert done.stdout.splitlines()[0] == "The run is incomplete: 4 of 8 networks are stored."
+
+
+def test_networks_trained_again_have_the_same_bytes_and_nothing_is_written(run, lottery_command):
+    before = contents(run.path)
+    assert found_by_retraining(run.path) == {}
+    assert run.verify(retrain=3) == []
+    assert contents(run.path) == before
+    done = lottery_command("verify", run.path, "--retrain", 2)
+    assert done.returncode == 0
+    assert "2 networks were trained again: all their files have the same bytes." in " ".join(done.stdout.split())
+
+
+def test_on_another_processor_accuracies_are_compared(forged, monkeypatch):
+    path = forged(forge.predictions)
+    monkeypatch.setattr(recomputing, "elsewhere", lambda recorded: ["another processor"])
+    ticket = [StoredRound(path, 1, 1)]
+    assert found_by_retraining(path, ticket) == {}  # four of 360 are less than two points
+    forge.more_right(StoredRound(path, 1, 1), -40, "final")
+    (wrong,) = found_by_retraining(path, [StoredRound(path, 1, 1)]).values()
+    assert len(wrong) == 1 and wrong[0].startswith("The final test accuracy is 0.9")
+    assert "because this machine has another processor" in retraining.rule(path, 1)
+
+
+def test_as_many_as_there_are_are_chosen_each_once(run):
+    networks = retraining.chosen(run.path, 100)
+    assert len({stored.labels for stored in networks}) == len(networks) == 8
+    assert len(retraining.chosen(run.path, 3)) == 3
+
+
+def test_one_sided_differences_are_found_though_each_could_be_rounding(run, monkeypatch):
+    """As if every example were a tie: a few forged predictions in each network still favour the record."""
+    monkeypatch.setattr(recomputing, "elsewhere", lambda recorded: ["another processor"])
+    monkeypatch.setattr(recomputing.ties, "ROUNDING", 2.0)
+    with recomputing.opened(run.path) as again:
+        assert not [sentence for _, wrong in verification.verify(run.path, again) for sentence in wrong]
+
+
+def test_one_sided_differences_count_over_the_run(forged, monkeypatch):
+    def six_in_each(path):
+        for replicate in (1, 2):
+            for index in (1, 2):
+                forge.more_right(StoredRound(path, replicate, index), 3)
+                forge.more_right(StoredRound(path, replicate, index), 3, "final")
+
+    monkeypatch.setattr(recomputing, "elsewhere", lambda recorded: ["another processor"])
+    monkeypatch.setattr(recomputing.ties, "ROUNDING", 2.0)
+    path = forged(six_in_each)
+    with recomputing.opened(path) as again:
+        wrong = {name: each for name, each in verification.verify(path, again) if each}
+    assert list(wrong) == ["all networks"]
+    assert "of ticket networks that differ, 24 are right in the record alone" in wrong["all networks"][0]
