@@ -55,6 +55,7 @@ def run(
     run.num_replicates=1
     """
     from lottery import config, plots
+    from lottery.errors import StorageError
     from lottery.pipeline import presets, running
     from lottery.pipeline.prepared import Ingredients
     from lottery.runs import store
@@ -71,8 +72,10 @@ def run(
         path = running.run(source, overriding, ingredients, out, execution, tolerance)
     rows = results.table(path)
     summaries.show(path, rows, tolerance)
-    figure = plots.save(rows, path / "accuracy.png", title=store.read_experiment(path).name)
-    print(f"Figure: {figure}")
+    try:
+        print(f"Figure: {plots.save(rows, path / 'accuracy.png', title=store.read_experiment(path).name)}")
+    except StorageError as error:  # of a complete run in a folder that may only be read
+        output.say(f"The figure was not drawn: {error}")
     # Again, where the eye is: the tables may be longer than the screen.
     summaries.headline(verdicts.of_run(path, rows, tolerance))
 

@@ -39,8 +39,8 @@ def audit(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None, batch: A
         model: A built Keras 3 or tf_keras model.
         masks: Boolean arrays by weight, True where the entry is kept.
         held_at: The values that masked entries should have, by weight; zero if missing.
-        batch: Inputs and labels, and the weights of the examples if there are any, each an array or a structure of
-            arrays as ``fit`` takes them; for the gradients of the compiled model's loss.
+        batch: Inputs and labels, and the weights of the examples or None, each an array or a structure of arrays as
+            ``fit`` takes them; for the gradients of the compiled model's loss.
 
     Raises:
         LotteryError: A mask or value does not fit, or `batch` is passed for a model that is not compiled.
@@ -149,7 +149,7 @@ def _gradients(model: Any, batch: Any) -> dict[int, np.ndarray]:
         raise LotteryError("audit: `batch` must be a pair, inputs and labels, or these and the weights of examples.")
     refused = f"audit: the loss of the model {model.name!r} cannot be computed on the batch"
     with evaluating(refused), tf.GradientTape() as tape:
-        x, y, *rest = map(_tensors, batch)
+        x, y, *rest = (_tensors(part) for part in batch if part is not None)
         loss = model.compute_loss(x, y, model(x, training=True), *rest)
     variables = model.trainable_variables
     return {

@@ -178,7 +178,12 @@ ENFORCEMENTS: dict[str, Mode] = {
     "reparameterization": Mode(reparameterization, on_several_devices=False, refuses_layers=True),
     "callback": Mode(callback),
     "tfmot": Mode(
-        pruning_wrappers, tf_keras_only=True, zero_only=True, on_several_devices=False, on_sparse_engine=False
+        pruning_wrappers,
+        tf_keras_only=True,
+        zero_only=True,
+        on_several_devices=False,
+        refuses_layers=True,
+        on_sparse_engine=False,
     ),
 }
 

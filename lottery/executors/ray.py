@@ -355,6 +355,22 @@ def _join(ray: Any, named: str, address: str, on_event: progress.OnEvent) -> Non
     cpus = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
     nodes = "1 node" if len(cpus) == 1 else f"{len(cpus)} nodes"
     on_event(progress.Note(f"Joined the Ray cluster at {address}: {nodes}, {sum(cpus):g} CPUs."))
+    if not _asks_for_token():
+        on_event(
+            progress.Note(
+                "This Ray cluster asks for no token: whoever can reach its ports can run code on it. To protect it, "
+                "start it with RAY_AUTH_MODE=token."
+            )
+        )
+
+
+def _asks_for_token() -> bool:
+    """Return True if the cluster that this process has joined asks for a token."""
+    with contextlib.suppress(Exception):  # Ray documents no way to find out
+        from ray._private.authentication.authentication_utils import is_token_auth_enabled
+
+        return is_token_auth_enabled()
+    return os.environ.get("RAY_AUTH_MODE") == "token"
 
 
 def _start(ray: Any, on_event: progress.OnEvent) -> None:
@@ -362,6 +378,8 @@ def _start(ray: Any, on_event: progress.OnEvent) -> None:
 
     cores = loky.cpu_count()
     os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # a machine may be busy
+    # Ray's own is 15, which beside one other program leaves a network a few per cent of a core.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     try:
         # Bound to this machine alone.
         ray.init("local", num_cpus=cores, include_dashboard=False, _node_ip_address="127.0.0.1", **QUIET)

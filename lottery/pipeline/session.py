@@ -28,8 +28,8 @@ class Execution:
         """Check the workers, show progress and heed signals where the caller does not, and put global seeds back."""
         if isinstance(self.workers, ray.Ray):
             self.workers.check()
-        elif self.workers is not None and self.workers < 1:
-            raise LotteryError(f"workers must be 1 or more, not {self.workers}.")
+        elif self.workers is not None and (type(self.workers) is not int or self.workers < 1):
+            raise LotteryError(f"workers must be a whole number from 1, None or a Ray, not {self.workers!r}.")
         with contextlib.ExitStack() as stack:
             stack.enter_context(randomness.put_back())
             on_event = self.on_event or stack.enter_context(progress.shown())

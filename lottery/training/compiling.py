@@ -133,6 +133,8 @@ def optimizer(keras: Any, settings: Train, schedule_step: Any = None) -> Any:
         rate = schedules.schedule(keras, rate, first_step=schedule_step, last_step=settings.num_steps - 1, **shape)
         # By class: keras.optimizers.get does not know all of them (Keras 3.15).
         classes = {key.lower(): value for key, value in vars(keras.optimizers).items() if isinstance(value, type)}
+        if name not in classes:
+            raise LotteryError(f"train.optimizer: {keras.__name__} has no optimizer {name!r}.")
         return classes[name](learning_rate=rate, **table)
 
 

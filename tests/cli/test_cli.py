@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lottery.errors import StorageError
 from lottery.statistics import results
 
 pytestmark = pytest.mark.usefixtures("traced_once")
@@ -235,3 +236,17 @@ def test_a_full_disk_and_a_read_only_one(lottery, tmp_path, options):
         assert lottery("verify", run).returncode == 0
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_figure_that_cannot_be_written_is_said_and_no_error(lottery, tmp_path, monkeypatch):
+    """As of a complete run in a folder that may only be read."""
+    words = ("run", "--smoke", "run.num_replicates=1", "prune.num_rounds=1", "--out", tmp_path)
+    lottery(*words)
+
+    def refuse(*arguments, **named):
+        raise StorageError("'accuracy.png' cannot be written: Permission denied.")
+
+    monkeypatch.setattr("lottery.plots.save", refuse)
+    done = lottery(*words)
+    assert done.returncode == 0
+    assert "The figure was not drawn: 'accuracy.png' cannot be written: Permission denied." in done.stdout

@@ -166,8 +166,8 @@ def test_gradients_of_a_batch_as_the_model_takes_it(library, rng):
         kept = {"dense/kernel": rng.random((10, 1)) < 0.5}
         joined = np.concatenate(list(x.values()), 1)
         residual = joined @ weights.read(model)["dense/kernel"] - y
-        for weight in (None, rng.random(8)):
-            more = [] if weight is None else [weight]
+        for weight, more in ((None, []), (None, [None]), (rng.random(8), None)):
+            more = [weight] if more is None else more
             each = 2 * joined * residual * (1 if weight is None else weight[:, None])
             expected = np.abs(each.mean(0)[:, None][~kept["dense/kernel"]]).max()
             found = enforcement.audit(model, kept, batch=(batch, y, *more))["dense/kernel"].gradient

@@ -162,6 +162,7 @@ def test_a_worker_that_is_killed_is_replaced_and_workers_end_with_who_has_starte
 
 
 def test_numbers_of_workers(tmp_path):
-    with pytest.raises(LotteryError, match="workers must be 1 or more, not 0"):
-        lottery.run(TABLES, model=build, data=arrays(), out=tmp_path, workers=0, on_event=progress.silent)
+    for wrong in (0, "2", 1.5, True):
+        with pytest.raises(LotteryError, match=f"workers must be a whole number from 1, None or a Ray, not {wrong!r}"):
+            lottery.run(TABLES, model=build, data=arrays(), out=tmp_path, workers=wrong, on_event=progress.silent)
     assert not list(tmp_path.iterdir())

@@ -21,7 +21,19 @@ from lottery.cli import options
 from lottery.errors import LotteryError, StorageError
 from lottery.executors import executor
 from lottery.executors.executor import Job
-from lottery.executors.ray import Attempt, Ray, _check_room, _has_kinds, _meaning, _resources, _stamp, _Worker, joined
+from lottery.executors.ray import (
+    Attempt,
+    Ray,
+    _check_room,
+    _has_kinds,
+    _join,
+    _meaning,
+    _resources,
+    _stamp,
+    _start,
+    _Worker,
+    joined,
+)
 from lottery.pipeline import worker
 from lottery.runs import store
 from lottery.training import checkpoints
@@ -143,6 +155,31 @@ def test_a_cluster_that_nobody_answers_for_is_refused_in_seconds(tmp_path, monke
             joined(Ray(address), print, {}, quietly),
         ):
             pass
+
+
+class Init(Nodes):
+    """Stands for Ray, which joins or starts a cluster."""
+
+    def init(self, *addresses, **options):
+        self.options = options
+
+
+@pytest.mark.parametrize(("mode", "told"), [("token", 1), (None, 2)])
+def test_a_cluster_that_asks_for_no_token_is_named(monkeypatch, mode, told):
+    monkeypatch.setattr("lottery.executors.ray._asks_for_token", lambda: mode == "token")
+    said = []
+    _join(Init({"CPU": 4}), "", "10.0.0.1:6379", said.append)
+    assert len(said) == told and "10.0.0.1:6379: 1 node, 4 CPUs" in said[0].text
+    assert mode or "asks for no token" in said[1].text
+
+
+def test_a_private_cluster_has_the_priority_of_other_programs(monkeypatch):
+    monkeypatch.delenv("RAY_worker_niceness", raising=False)
+    made = Init()
+    _start(made, quietly)
+    assert os.environ["RAY_worker_niceness"] == "0"  # noqa: SIM112 (Ray's own spelling)
+    assert made.options["_node_ip_address"] == "127.0.0.1"
+    monkeypatch.undo()
 
 
 def test_what_cannot_be_sent_is_refused_in_a_sentence():

@@ -1,6 +1,7 @@
 import contextlib
 import importlib
 import io
+import math
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,8 @@ from lottery.pipeline.prepared import Ingredients
 from lottery.runs import store, verification
 from lottery.runs.stored import StoredRound
 from lottery.training import checkpoints, trainer
-from tests.conftest import SMALL, checksum, keep_graphs, quietly, toy_arrays
+from lottery.training.checkpoints import CheckpointInterval
+from tests.conftest import SMALL, checksum, contents, keep_graphs, quietly, toy_arrays
 
 pytestmark = pytest.mark.usefixtures("traced_once")
 
@@ -592,3 +594,68 @@ def test_random_layers_go_on_where_a_crash_left_them(library, tmp_path):
 
     whole = bits("whole")
     assert bits("crash in round 0", 9) == bits("crash in round 1", 22) == whole and len(whole) == 2
+
+
+def test_a_mode_for_another_library_is_refused_before_anything_is_written(tmp_path):
+    import keras
+
+    def build():
+        return keras.Sequential([keras.Input((8, 8)), keras.layers.Flatten(), keras.layers.Dense(10)])
+
+    settings = SMALL | {"prune": {"num_rounds": 1}, "run": {"num_replicates": 1, "enforcement": "tfmot"}}
+    with pytest.raises(LotteryError, match="is a Keras 3 Sequential, and tfmot wraps tf_keras models only"):
+        lottery.run(settings, model=build, out=tmp_path, on_event=quietly)
+    assert list(tmp_path.iterdir()) == []
+
+
+class Died(BaseException):
+    """Ends a run at an event, as a kill would: what was not stored by then is lost."""
+
+
+@pytest.mark.usefixtures("compiled_kernels", "traced_once")
+def test_deaths_between_checkpoints_change_no_byte_of_networks_on_the_sparse_engine(tmp_path, monkeypatch):
+    """Every file is compared; runs die at other steps than those of a checkpoint, and calls are cut anywhere."""
+    monkeypatch.setattr("lottery.training.course.CALL_SECONDS", 0.001)
+    train = {"num_steps": 70, "batch_size": 7, "eval_every": 30, "engine": "sparse", "jit_compile": False}
+    run = {"num_replicates": 1, "controls": ["random_mask"]}
+    settings = SMALL | {"train": train, "prune": {"num_rounds": 2, "rate": 0.5}, "run": run}
+
+    def carried_out(out, steps, gaps):
+        deaths = 0
+        while True:
+            left = gaps[deaths] if deaths < len(gaps) else math.inf
+
+            def on_event(event):
+                nonlocal left
+                left -= isinstance(event, progress.Step)
+                if left < 0:
+                    raise Died
+
+            every = CheckpointInterval(seconds=0, steps=steps)
+            try:
+                done = lottery.run(settings, out=out, on_event=on_event, checkpoint_every=every, tensorboard=False)
+                break
+            except Died:
+                deaths += 1
+        assert deaths == len(gaps)
+        return contents(done.path)
+
+    whole = carried_out(tmp_path / "whole", 1000, [])
+    assert sum(name.endswith("metrics.csv") for name in whole) == 5
+    for number, (steps, gaps) in enumerate([(13, [5, 9, 21]), (29, [11, 2, 30]), (1, [17, 3])]):
+        assert carried_out(tmp_path / str(number), steps, gaps) == whole
+
+
+def test_an_optimizer_that_a_library_lacks_is_named(tmp_path):
+    import tf_keras
+
+    def build():
+        return tf_keras.Sequential(
+            [tf_keras.layers.InputLayer((8, 8)), tf_keras.layers.Flatten(), tf_keras.layers.Dense(10)]
+        )
+
+    for name in ("lamb", "muon"):
+        settings = SMALL | {"train": SMALL["train"] | {"optimizer": name}, "prune": {"num_rounds": 1}}
+        with pytest.raises(LotteryError, match=f"^train.optimizer: tf_keras has no optimizer '{name}'.$"):
+            lottery.run(settings, model=build, out=tmp_path, on_event=quietly)
+    assert list(tmp_path.iterdir()) == []

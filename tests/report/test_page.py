@@ -1,6 +1,7 @@
 """The page about runs: what it says, its size, and that it fetches nothing. `test_in_a_browser` looks at it."""
 
 import base64
+import dataclasses
 import hashlib
 import io
 import re
@@ -165,6 +166,22 @@ def test_several_runs_side_by_side(small_run, tmp_path, undrawn):
     assert text.count("Every value that was used") == 2  # a run that is named twice is there once
     assert "with 7 of 8 networks trained" in text
     assert text.index("Side by side") < text.index("At the same densities")
+
+
+def test_facts_that_only_one_of_several_runs_has_are_listed(small_run):
+    """As those of a classification beside a regression."""
+    one, other = made(small_run), made(small_run)
+    other = dataclasses.replace(other, label="regression")
+    facts = tables.key_facts(one)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(
+            tables,
+            "key_facts",
+            lambda run: facts if run is one else {"dense test loss": "0.5", **dict(list(facts.items())[1:])},
+        )
+        rows = {row[0]: row[1:] for row in tables.side_by_side([one, other]).rows}
+    assert rows["dense test accuracy"] == [facts["dense test accuracy"], ""]
+    assert rows["dense test loss"] == ["", "0.5"]
 
 
 def test_what_cannot_be_written_is_refused(small_run, tmp_path):
