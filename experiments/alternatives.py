@@ -35,6 +35,7 @@ import lottery
 from lottery import masks
 from lottery.analysis import costs
 from lottery.api import Run
+from lottery.datasets import DATASETS
 from lottery.errors import unknown
 from lottery.formatting import ends, formatted, percent, short
 from lottery.grids import Table
@@ -166,7 +167,9 @@ def experiments(comparison: Comparison, num_replicates: int) -> Iterator[tuple[s
             yield method, allocation, {"name": name, **common, **section, "prune": {**section["prune"], **prune}}
 
 
-def small_dense(ticket: StoredRound, num_steps: int, num_replicates: int) -> tuple[Callable[[], Any], Settings]:
+def small_dense(
+    ticket: StoredRound, shape: tuple[int, ...], num_steps: int, num_replicates: int
+) -> tuple[Callable[[], Any], Settings]:
     """Make the model and the experiment of a dense LeNet that has at most as many weights as a ticket keeps."""
     wanted, shapes = ticket.record["num_kept"], {name: mask.shape for name, mask in ticket.masks.items()}
     num_inputs, num_classes = shapes["dense/kernel"][0], shapes["dense_2/kernel"][1]
@@ -178,7 +181,8 @@ def small_dense(ticket: StoredRound, num_steps: int, num_replicates: int) -> tup
         import keras
 
         return keras.Sequential([
-            keras.Input((num_inputs,)),
+            keras.Input(shape),
+            keras.layers.Flatten(),
             keras.layers.Dense(3 * second, "relu", kernel_initializer="glorot_normal"),
             keras.layers.Dense(second, "relu", kernel_initializer="glorot_normal"),
             keras.layers.Dense(num_classes, kernel_initializer="glorot_normal"),
@@ -231,7 +235,8 @@ def networks(comparison: Comparison, num_replicates: int, out: Path, workers: in
         settings = tickets[ERK].experiment
         spent = plan.steps_to(settings.prune, index, 0, comparison.num_steps)
         for method, num_steps in {"small dense": comparison.num_steps, "small dense, long": spent}.items():
-            model, tables = small_dense(StoredRound(tickets[ERK].path, 1, index), num_steps, num_replicates)
+            ticket, shape = StoredRound(tickets[ERK].path, 1, index), DATASETS[comparison.data["name"]].shape
+            model, tables = small_dense(ticket, shape, num_steps, num_replicates)
             name = f"alternatives-{comparison.data['name']}-{method}-{index}".replace(", ", "-").replace(" ", "-")
             run = lottery.run({"name": name, "data": comparison.data, **tables}, model=model, out=out, **options)
             dense = StoredRound(tickets[ERK].path, 1, 0).record
