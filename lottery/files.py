@@ -173,7 +173,7 @@ def layout(path: Path, file: BinaryIO | None = None) -> Layout:
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
         arrays = {name: (str(entry["dtype"]), tuple(entry["shape"])) for name, entry in entries.items()}
         end = max((int(entry["data_offsets"][1]) for entry in entries.values()), default=0)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as error:
         raise LotteryError(f"{str(path)!r} is damaged: its header cannot be read ({type(error).__name__}).") from None
     return Layout(8 + length + end, arrays)
 

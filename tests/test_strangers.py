@@ -19,6 +19,7 @@ from tests.conftest import SMALL, quietly
 from tests.scripts import forging, fuzz_runs
 
 CODE = """
+from pathlib import Path
 Path(__file__).with_name("imported").touch()
 def net():
     import keras

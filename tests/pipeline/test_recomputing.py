@@ -238,7 +238,10 @@ def test_data_that_are_not_found_are_one_sentence(tmp_path, lottery_command):
     assert lottery_command("verify", done.path, "--recompute", "--data", paths[1]).returncode == 0
     refused = lottery_command("verify", done.path, "--recompute", "--data", paths[2])
     assert refused.returncode == 2 and "The data differ from those of" in refused.stderr
-    assert "--data is for --recompute only" in lottery_command("verify", done.path, "--data", paths[1]).stderr
+    assert (
+        "--data is for --recompute and --retrain only"
+        in lottery_command("verify", done.path, "--data", paths[1]).stderr
+    )
     ticket = done.ticket(round=1).save(tmp_path / "ticket.safetensors")
     refused = lottery_command("verify", ticket, "--recompute")
     assert refused.returncode == 2 and "needs the folder of a run" in refused.stderr
