@@ -170,20 +170,13 @@ def _views(rows: Table) -> list[dict[str, str]]:
     return [{}, *([{"by": "cost"}] if any(known and known.kind == "alternative" for known in found) else [])]
 
 
-def early_stop(
-    rows: Table,
-    ax: Any = None,
-    interval: str = "range",
-    num_steps: int | None = None,
-    labels: Mapping[str, str] | None = None,
-) -> Any:
+def early_stop(rows: Table, ax: Any = None, interval: str = "range", labels: Mapping[str, str] | None = None) -> Any:
     """Draw the early-stop step of each trained branch against density, with bars and shifts as `figure`.
 
-    A marker is open if the lowest validation loss of a replicate is that of step `num_steps`, by default the
-    experiment's ``train.num_steps`` in the table's ``attrs``: longer training might have found a lower one, so the mean
-    is a lower bound.
+    A marker is open if the lowest validation loss of a replicate is that of the last step, the experiment's
+    ``num_steps`` in the table's ``attrs``: longer training might have found a lower one, so the mean is a lower bound.
     """
-    chains, points = _steps(rows, interval, num_steps)
+    chains, points = _steps(rows, interval)
     ax = style.new_or(ax)
     named, shape = _draw_dense(ax, points)
     style.bounds(ax, points, chains, "lower bound", labels)
@@ -192,11 +185,9 @@ def early_stop(
     return layout.finish(ax, points, shape, interval, named)
 
 
-def early_stop_caption(
-    rows: Table, interval: str = "range", num_steps: int | None = None, labels: Mapping[str, str] | None = None
-) -> str:
+def early_stop_caption(rows: Table, interval: str = "range", labels: Mapping[str, str] | None = None) -> str:
     """Write the text beside `early_stop`."""
-    _, points = _steps(rows, interval, num_steps)
+    _, points = _steps(rows, interval)
     sentences = [
         "Early-stop step, at which the validation loss is lowest, against density, the fraction of prunable weights"
         " that is kept.",
@@ -207,12 +198,12 @@ def early_stop_caption(
     return " ".join(sentences)
 
 
-def _steps(rows: Table, interval: str, num_steps: int | None) -> tuple[dict[str, style.BranchStyle], Table]:
+def _steps(rows: Table, interval: str) -> tuple[dict[str, style.BranchStyle], Table]:
     """Return `_branches` of the early-stop steps; ``bound`` is True where that of a replicate is the last step."""
     style.check(rows)
     trained = rows[rows["final_train_loss"].notna()]
     chains, points = _branches(trained, "early_stop_step", interval)
-    last = trained[trained["early_stop_step"] == (num_steps or rows.attrs.get("num_steps"))]
+    last = trained[trained["early_stop_step"] == rows.attrs.get("num_steps")]
     bounds = set(zip(last["branch"], last["round"], strict=True))
     places = zip(points["branch"], points["round"], strict=True)
     return chains, points.assign(bound=[place in bounds for place in places])

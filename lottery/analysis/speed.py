@@ -24,15 +24,14 @@ def figure(
     rows: Table,
     ax: Any = None,
     interval: str = "range",
-    num_steps: int | None = None,
     labels: Mapping[str, str] | None = None,
 ) -> Any:
     """Draw the share of the dense network's steps that each branch takes to the dense network's lowest validation loss.
 
     Below the line at 1 a branch is faster than dense. A marker is open if a replicate never has that loss: it counts
-    with its last step, `num_steps`, by default the experiment's, so the mean is a lower bound.
+    with the experiment's last step, ``num_steps`` in the table's ``attrs``, so the mean is a lower bound.
     """
-    points = _points(rows, interval, num_steps)
+    points = _points(rows, interval)
     looks, ax = style.by_name(list(dict.fromkeys(rows["branch"]))), style.new_or(ax)
     ax.axhline(1, color="0.35", linewidth=style.thick(1), linestyle="--", label="dense", zorder=1)
     drawn = {branch: look for branch, look in looks.items() if (points["branch"] == branch).any()}
@@ -43,11 +42,9 @@ def figure(
     return layout.finish(ax, points, "bars", interval)
 
 
-def caption(
-    rows: Table, interval: str = "range", num_steps: int | None = None, labels: Mapping[str, str] | None = None
-) -> str:
+def caption(rows: Table, interval: str = "range", labels: Mapping[str, str] | None = None) -> str:
     """Write the text beside `figure`."""
-    points = _points(rows, interval, num_steps)
+    points = _points(rows, interval)
     sentences = [
         "Steps to the lowest validation loss of the dense network, over its own steps, against density, the fraction of"
         " prunable weights that is kept.",
@@ -58,10 +55,9 @@ def caption(
     return " ".join(sentences)
 
 
-def _points(rows: Table, interval: str, num_steps: int | None) -> Table:
+def _points(rows: Table, interval: str) -> Table:
     """Average the shares by branch and round; ``bound`` is True where a replicate never has the loss of dense."""
     style.check(rows)
-    last = num_steps or rows.attrs.get("num_steps", np.nan)
     tickets = rows[rows["branch"] == store.TICKET]
     dense = tickets[tickets["round"] == 0].set_index("replicate")["dense_loss_step"]
     trained = rows[(rows["round"] > 0) & rows["final_train_loss"].notna() & ~verdicts.transferred(rows)]
@@ -71,7 +67,7 @@ def _points(rows: Table, interval: str, num_steps: int | None) -> Table:
     if trained.empty:
         raise NothingToDraw("There is nothing to plot: no pruned round can be compared with the steps of dense.")
     reached = trained["dense_loss_step"]
-    shares = trained.assign(share=reached.fillna(last) / steps[steps.notna()])
+    shares = trained.assign(share=reached.fillna(rows.attrs.get("num_steps", np.nan)) / steps[steps.notna()])
     points = style.spread(shares, ("branch", "round"), "share", interval)
     bounds = set(zip(trained[reached.isna()]["branch"], trained[reached.isna()]["round"], strict=True))
     places = zip(points["branch"], points["round"], strict=True)

@@ -70,6 +70,8 @@ def verify(
         num, num_wrong = num + len(wrong_again), num_wrong + sum(wrong_again)
     if num_wrong:
         output.say(f"{num_wrong} of {num} are wrong.", *(again.notes if again else []))
+        if retrain and not trained_again:
+            output.say("No network was trained again, because networks are trained from what is stored.")
         raise typer.Exit(1)
     more = f" and {num - stored} more" if num > stored else ""
     output.say(f"{stored} of {wanted} networks{more} are stored; every checksum and every invariant holds.")

@@ -119,7 +119,7 @@ class _Recomputing:
 
     def evaluated(self, stored: StoredRound) -> Iterator[str]:
         """Evaluate a network again, and yield a sentence for everything that differs from its record."""
-        self.on_network(self._done, self._total, f"replicate {stored.replicate}, round {stored.round}, {stored.branch}")
+        self.on_network(self._done, self._total, stored.name)
         self._done += 1
         if not stored.round and stored.branch == store.TICKET and not self._draws_the_same(stored.replicate):
             if not self.elsewhere:

@@ -1,5 +1,6 @@
 """Train stored networks again, to compare with what is stored: the one check that proves a curve and its steps."""
 
+import contextlib
 import os
 import random
 import shutil
@@ -45,11 +46,14 @@ def retrained(
     """
     experiment, recorded = store.read_experiment(run), store.read_environment(run)
     elsewhere = recomputing.elsewhere(recorded)
-    with tempfile.TemporaryDirectory() as temporary, randomness.put_back():
+    with contextlib.ExitStack() as stack:
+        temporary = stack.enter_context(tempfile.TemporaryDirectory())
+        stack.enter_context(randomness.put_back())
         copy = Path(temporary, run.name)
         shutil.copytree(run, copy, copy_function=_linked, ignore=shutil.ignore_patterns("tensorboard", "*.png"))
         recipe = worker.recipe(copy, experiment, ingredients, None)
         trainer = worker.Worker({copy: recipe}, on_event, interrupts.never)
+        stack.callback(trainer.close)
         for stored in networks:
             network = NetworkId(stored.replicate, stored.round, stored.branch)
             folder = store.round_path(copy, *network)
@@ -57,11 +61,9 @@ def retrained(
             trainer.train(Job(copy, network))
             again = StoredRound(copy, *network)
             wrong = _apart(stored, again) if elsewhere else _other_bytes(stored, again)
-            branch = "" if stored.branch == store.TICKET else f", branch {stored.branch}"
-            yield f"replicate {stored.replicate}, round {stored.round}{branch}, trained again", wrong
+            yield f"{stored.name}, trained again", wrong
             shutil.rmtree(folder)
             shutil.copytree(stored.folder, folder, copy_function=_linked)  # other networks are made from it
-        trainer.close()
 
 
 def rule(run: Path, num: int) -> str:
@@ -72,8 +74,8 @@ def rule(run: Path, num: int) -> str:
         return f"{networks} trained again: all their files have the same bytes."
     return (
         f"{networks} trained again: their accuracies at the early-stop step and at the end are within "
-        f"{100 * APART:g} points of the record, or {DEVIATIONS} standard deviations of the replicates. Bits were not "
-        f"compared, because this machine has {' and '.join(elsewhere)}."
+        f"{100 * APART:g} points of the record, or {DEVIATIONS} standard deviations of the other replicates. Bits were "
+        f"not compared, because this machine has {' and '.join(elsewhere)}."
     )
 
 

@@ -283,6 +283,19 @@ _TRAINING: Mapping[Start, str] = {
 _WHICH_KEPT: Mapping[Start, str] = dict.fromkeys(("initial", "late", "signs", "shuffled"), "which weights are kept")
 _WHICH_SIGN = "which weight starts with which sign"
 
+
+def _alternative(function: BranchFunction, **facts: Any) -> Branch:
+    """An alternative to tickets, which trains the dense network's initial weights; `facts` says where it differs."""
+    usual: dict[str, Any] = {
+        "needs_model": ("masks",),
+        "starts_from": "the dense network's initial weights",
+        "refused_held": "it prunes to zero, and here masked entries are held at other values",
+    }
+    return Branch(
+        function, kind="alternative", starts="initial", needs_ticket=False, past="not at all", **(usual | facts)
+    )
+
+
 # By the name in ``run.controls`` and `lottery branch`.
 BRANCHES: dict[str, Branch] = {
     "random_reinit": Branch(
@@ -348,31 +361,17 @@ BRANCHES: dict[str, Branch] = {
     "random_mask_erk": Branch(
         random_mask_erk, _WHICH_KEPT, needs_ticket=False, refused={"trained": _DEAD}, of_entries=True
     ),
-    **{
-        function.__name__: Branch(
-            function,
-            kind="alternative",
-            starts="initial",
-            needs_ticket=False,
-            needs_gradients=function in (rigl, rigl_long),
-            is_long=function in (gradual_long, set_long, rigl_long, static_long),
-            needs_model=() if function is static_long else ("masks",),
-            starts_from="the dense network's initial weights",
-            past="not at all",
-            refused_held="it prunes to zero, and here masked entries are held at other values",
-        )
-        for function in (gradual, gradual_long, set, set_long, rigl, rigl_long, static_long)
-    },
-    "supermask": Branch(
+    "gradual": _alternative(gradual),
+    "gradual_long": _alternative(gradual_long, is_long=True),
+    "set": _alternative(set),
+    "set_long": _alternative(set_long, is_long=True),
+    "rigl": _alternative(rigl, needs_gradients=True),
+    "rigl_long": _alternative(rigl_long, needs_gradients=True, is_long=True),
+    "static_long": _alternative(static_long, is_long=True, needs_model=()),
+    "supermask": _alternative(
         supermask,
-        kind="alternative",
-        learns=supermasks.EDGE_POPUP,
-        starts="initial",  # its scores; nothing is trained after them
-        needs_ticket=False,
-        needs_model=("masks",),
+        learns=supermasks.EDGE_POPUP,  # trains its scores from step 0; nothing is trained after them
         starts_from="the signs of the dense network's initial weights, all of one size in a layer, which stay",
-        past="not at all",
-        refused_held="it prunes to zero, and here masked entries are held at other values",
     ),
     "transfer": Branch(transfer, kind="other", other_data=True),
 }

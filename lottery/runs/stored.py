@@ -35,6 +35,12 @@ class StoredRound:
         return store.round_path(self.run, self.replicate, self.round, self.branch)
 
     @property
+    def name(self) -> str:
+        """What messages call it."""
+        branch = "" if self.branch == store.TICKET else f", branch {self.branch}"
+        return f"replicate {self.replicate}, round {self.round}{branch}"
+
+    @property
     def labels(self) -> tuple[int, str, int, float]:
         """Replicate, branch, round and density: the first columns of most tables."""
         return self.replicate, self.branch, self.round, self.record["density"]

@@ -18,7 +18,7 @@ from lottery.training.records import ACCURACY_ROUNDING
 
 NOT_PROVED = (
     "Not proved: that the stored weights are of the steps in the record, and the curves between the stored states. "
-    "--retrain N trains N networks again, which proves both for these networks."
+    "On the machine of the run, --retrain proves both for the networks that it trains again."
 )
 DRAWN = ("start weights",)  # what a branch needs the model for, if only to draw initial weights
 
@@ -65,13 +65,13 @@ def verify(run: Path, again: Recomputation | None = None) -> Iterator[tuple[str,
             before = stored if readable else None
             if again and readable:
                 wrong += collected(again.evaluated(stored))[0]
-            yield f"replicate {replicate}, round {index}", wrong
+            yield stored.name, wrong
         for stored in stored_rounds(run):
             if stored.replicate == replicate and stored.branch != store.TICKET:
                 wrong, readable = collected(_wrong_branch(experiment, stored, again))
                 if again and readable:
                     wrong += collected(again.evaluated(stored))[0]
-                yield f"replicate {replicate}, round {stored.round}, branch {stored.branch}", wrong
+                yield stored.name, wrong
     yield from siblings.wrong(run, again.evaluated if again else None)
     if again and (wrong := again.one_sided()):
         yield "all networks", wrong
