@@ -10,22 +10,20 @@ from lottery.figures import captions, layout, style
 from lottery.figures.record import Analysis
 from lottery.grids import Table
 from lottery.pruning import branches
-from lottery.runs import store
 from lottery.runs.stored import stored_rounds
 from lottery.statistics import results
 from lottery.statistics.metric import Metric, metric_of
 
 
 def table(run: Path) -> Table:
-    """Return the table of `lottery.statistics.results.table`, with the experiment's ``num_steps`` in its ``attrs``.
+    """Return the table of `lottery.statistics.results.table`, with the costs of `lottery.analysis.costs.table`.
 
-    It also has the columns ``spent_steps`` and ``spent_multiply_adds`` of `lottery.analysis.costs.table`.
+    These are the columns ``spent_steps`` and ``spent_multiply_adds``.
     """
     networks = list(stored_rounds(run))
-    rows, spent = results.rows_of(networks), costs.spent(run, networks)
+    rows, spent = results.rows_of(run, networks), costs.spent(run, networks)
     for place, column in enumerate(("spent_steps", "spent_multiply_adds")):
         rows[column] = [spent[stored.labels][place] for stored in networks]
-    rows.attrs["num_steps"] = store.read_experiment(run).train.num_steps
     return rows
 
 

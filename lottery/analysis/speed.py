@@ -1,7 +1,6 @@
 """How fast tickets learn: the steps to the dense network's lowest validation loss, over its own steps."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,13 +10,6 @@ from lottery.figures.record import Analysis, NothingToDraw
 from lottery.grids import Table
 from lottery.runs import store
 from lottery.statistics import results, verdicts
-
-
-def table(run: Path) -> Table:
-    """Return the table of `lottery.statistics.results.table`, with the experiment's ``num_steps`` in its ``attrs``."""
-    rows = results.table(run)
-    rows.attrs["num_steps"] = store.read_experiment(run).train.num_steps
-    return rows
 
 
 def figure(
@@ -75,7 +67,7 @@ def _points(rows: Table, interval: str) -> Table:
 
 
 SPEED = Analysis(
-    table,
+    results.table,
     figure,
     "Steps to the lowest validation loss of dense, over the steps of dense, against density.",
     chapter="Accuracy",

@@ -34,12 +34,12 @@ def table(run: Path) -> Table:
     lowest validation loss up to the budget, ``budget_test_loss`` and ``_accuracy`` are measured there; all NaN for
     branches, and for tickets that an earlier version stored. ``dense_loss_step`` is the first evaluated step at which
     the validation loss is not above the lowest of the dense network; NaN if it is never reached, for transfers, and in
-    runs of earlier versions.
+    runs of earlier versions. The table's ``attrs`` have the experiment's ``num_steps``.
     """
-    return rows_of(stored_rounds(run))
+    return rows_of(run, stored_rounds(run))
 
 
-def rows_of(networks: Iterable[StoredRound]) -> Table:
+def rows_of(run: Path, networks: Iterable[StoredRound]) -> Table:
     """Gather the rows of `table` for some networks of a run, in their order."""
     import pandas as pd
 
@@ -51,7 +51,9 @@ def rows_of(networks: Iterable[StoredRound]) -> Table:
         row = {"run": stored.run.resolve().name} | {column: record[column] for column in _OF_RECORD}
         rows.append(row | _beside_dense(stored, dense.get(stored.replicate)))
     measured = [column for column in COLUMNS if column.endswith(("loss", "accuracy")) or column in BESIDE_DENSE]
-    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict.fromkeys(measured, float))
+    table = pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict.fromkeys(measured, float))
+    table.attrs["num_steps"] = store.read_experiment(run).train.num_steps
+    return table
 
 
 def _beside_dense(stored: StoredRound, dense: Mapping[str, Any] | None) -> dict[str, Any]:

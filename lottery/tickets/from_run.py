@@ -48,7 +48,7 @@ def contents(
     if at not in STEPS:
         raise TicketError(str(unknown("at", at, STEPS)))
     networks = list(stored_rounds(run, branches=False))
-    rows = results.rows_of(networks)
+    rows = results.rows_of(run, networks)
     number = pick(rows, round, density, replicate)
     by_place = {(stored.replicate, stored.round): stored for stored in networks}
     stored, dense = by_place[replicate, number], by_place[replicate, 0]
@@ -125,7 +125,7 @@ def listed(run: Path) -> Table:
     Its columns are ``replicate, round, density, num_kept``, ``test_accuracy`` at the early-stop step, or ``test_loss``
     if the model measures no accuracy, ``vs_dense`` (ticket − dense), and ``choice``: which of `CHOICES` mean the round.
     """
-    rows = results.rows_of(stored_rounds(run, branches=False))
+    rows = results.rows_of(run, stored_rounds(run, branches=False))
     metric, chosen = metric_of(rows), _chosen(rows)
     dense = rows[rows["round"] == 0].set_index("replicate")[metric.early_stop]
     pruned = rows[rows["round"] > 0]
