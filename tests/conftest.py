@@ -246,18 +246,21 @@ def small_run(tmp_path_factory):
 def compiled_kernels():
     """Let one worker compile the sparse engine, which takes longer than all its tests; others read what numba keeps."""
     kernels = pytest.importorskip("lottery.sparse.kernels", exc_type=ImportError)
-    first, begin = np.array([0, 2, 4]), np.array([0, 2, 4])  # two inputs, two units, four weights
-    network = kernels.Layout(
-        first, begin, np.array([0, 1, 0, 1], np.int32), np.arange(2), np.zeros(2, np.float32), np.ones(2, np.float32),
-        np.zeros((1, 3), np.float32), np.zeros(1, int), loss=0, threshold=0.0, update=0,
-    )  # fmt: skip
-    parameters, scale, targets = np.zeros((3, 6), np.float32), np.ones(2, np.float32), np.eye(2, dtype=np.float32)
-    positions, numbers = np.zeros((1, 2), np.int32), np.zeros((1, 5), np.float32)
+    import keras
+
+    from lottery.data import Data, given
+    from lottery.sparse import engine, reading
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    model.optimizer.build(model.trainable_variables)
     with FileLock(Path(kernels.train.stats.cache_path) / "compiling.lock"):
         for kind in (np.uint8, np.float32):
-            examples = kernels.Examples(np.ones((2, 2), kind), scale, targets)
-            kernels.train(network, examples, positions, numbers, np.zeros(2), tuple(parameters))
-            kernels.evaluate(network, examples, parameters[0], np.zeros(2, int))
+            x, y = np.arange(16, dtype=kind).reshape(8, 2), np.arange(8) % 2
+            one = engine.Engine(model, reading.read(model), given((x, y, x, y), Data(name="given", validation=2)), 2, 1)
+            one.begin({}, (1,))
+            one.advance(1)
+            one.evaluate("test")
 
 
 class Done(NamedTuple):

@@ -14,7 +14,7 @@ from lottery.masks import Masks, Weights
 from lottery.models import networks
 from lottery.models.kerases import is_keras
 from lottery.pipeline.prepared import Ingredients, Prepared
-from lottery.sparse.reading import Chain
+from lottery.sparse.reading import Network
 from lottery.training import engines, mirrored
 
 
@@ -71,8 +71,8 @@ def notes(prepared: Prepared, ingredients: Ingredients, inputs: Any) -> Iterator
             f"The model draws random numbers by {', '.join(unrepeatable)}, which nothing can restore: "
             "stopped and resumed, the run will not give the same bits."
         )
-    if isinstance(trainer.chain, Chain) and not engines.is_compiled():
-        yield "The sparse engine is compiled with the first sparse network: for some ten seconds, once on this machine."
+    if isinstance(trainer.network, Network) and not engines.is_compiled():
+        yield "The sparse engine is compiled with the first sparse network: for half a minute, once on this machine."
     if strategy := mirrored.strategy_of(model):
         yield from _on_devices(strategy, is_keras(type(model).train_step))
     if has_own_model and not experiment.train.in_full_precision:

@@ -1,4 +1,4 @@
-"""The sparse engine: the same training as the compiled loop, over the surviving weights of a dense network alone."""
+"""The sparse engine: the same training as the compiled loop, over the surviving weights of a network alone."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,9 +10,12 @@ from lottery.data import Split, Splits
 from lottery.masks import Masks
 from lottery.models import optimizers
 from lottery.sparse import kernels
-from lottery.sparse.reading import Chain
+from lottery.sparse.packing import Packer, Scaled
+from lottery.sparse.reading import Network, Normalisation
 
 Logs = Mapping[str, float]
+# From a number of steps to row, column and flip of each example of each: int32, (steps, examples, 3), or (steps, 0, 3).
+Crops = Callable[[int], np.ndarray]
 
 
 class Engine:
@@ -23,65 +26,81 @@ class Engine:
 
     Args:
         model: A compiled model, whose optimizer has its slots.
-        chain: What `reading.read` found in it.
+        network: What `reading.read` found in it.
         data: The arrays to train on; labels are those of the model's outputs.
         batch_size: The number of examples of a step.
         longest: The most steps of one call.
+        crops: Makes, from seed words and a first step, the function that draws how training images are augmented; None
+            if they are not.
+        margin: The rows and columns of zeros around an image that is cropped.
     """
 
-    def __init__(self, model: Any, chain: Chain, data: Splits, batch_size: int, longest: int) -> None:
+    def __init__(
+        self,
+        model: Any,
+        network: Network,
+        data: Splits,
+        batch_size: int,
+        longest: int,
+        crops: Callable[[tuple[int, ...], int], Crops] | None = None,
+        margin: int = 0,
+    ) -> None:
         import tensorflow as tf
 
-        self.model, self.chain, self.longest, self._batch_size = model, chain, longest, batch_size
-        self._mean, self._scale = _scaling(data)
+        self.model, self.network, self.longest, self._batch_size = model, network, longest, batch_size
+        self._crops, self._packer = crops or _no_crops, Packer(network, batch_size)
+        self._scaled = _scaling(data, margin)
         self._splits = {
             part: self._examples(getattr(data, part), data.unit_norm) for part in ("train", "validation", "test")
         }
         self._labels = data.test.y
-        self._optimizer = kernels.OPTIMIZERS[chain.optimizer]
+        self._optimizer = kernels.OPTIMIZERS[network.optimizer]
         self._rates = _rates(model.optimizer)
         # The sums of loss and accuracy since the last evaluation; a variable, for checkpoints keep those.
         self._sums = tf.Variable(tf.zeros(2, tf.float64), trainable=False)
         self.own = {"sparse/sums": self._sums}
         self._following: Callable[[int], np.ndarray] | None = None
+        self._drawn: Crops = _no_crops((), 0)
+        # What does not depend on masks is made once: it is large, and the pages of new memory are slow to touch.
+        self._values = [_aligned(self._packer.size) for _ in range(2)]
 
     def begin(self, kept: Masks, seed: tuple[int, ...] | None = None, step: int = 0) -> None:
         """Read the weights, the optimizer's slots and its count of steps from the model, under masks."""
         if seed is not None:
             num_examples = len(self._splits["train"].x)
             self._following = randomness.batches(num_examples, self._batch_size, seed, step)
-        layers = self.chain.layers
+            self._drawn = self._crops(seed, step)
         named = weights.variables(self.model)
-        of_layers = [kept.get(layer.kernel, np.ones(named[layer.kernel].shape, bool)) for layer in layers]
-        # By output unit, as the rows of `kernels.Layout`.
-        entries = [np.nonzero(mask.T)[::-1] for mask in of_layers]
-        self._network = self._compressed(entries, [mask.shape for mask in of_layers])
-        # What of each variable is in the state: the kept entries of a kernel, and all of a bias.
-        self._entries = [*entries, *(slice(None) for _ in of_layers)]
-        self._shapes = [*(mask.shape for mask in of_layers), *(mask.shape[1:] for mask in of_layers)]
-        sizes = [*(len(inputs) for inputs, _ in entries), *(mask.shape[1] for mask in of_layers)]
-        self._ends, self._state = np.cumsum(sizes), []
-        for variables in self._variables():
-            parts = [
-                np.zeros(size) if variable is None else variable.numpy()[entries]
-                for variable, entries, size in zip(variables, self._entries, sizes, strict=True)
-            ]
-            self._state.append(np.concatenate(parts).astype(np.float32))
+        # The parameters, by variable: the entries of kernels that are left, then everything else that is trained.
+        self._entries = {
+            one.kernel: np.flatnonzero(kept[one.kernel]) if one.kernel in kept else np.arange(np.prod(one.shape))
+            for one in self.network.linear
+        }
+        others = [one.bias for one in self.network.linear]
+        others += [name for one in self._normalisations for name in (one.gamma, one.beta)]
+        self._entries |= {name: np.arange(np.prod(named[name].shape)) for name in others if name is not None}
+        self._shapes = {name: tuple(variable.shape) for name, variable in named.items()}
+        self._layout = self._packer.pack(self._entries, self._scaled)
+        parameters, first_slot, second_slot = (self._pack(row) for row in self._variables())
+        statistics = [np.concatenate([np.zeros(0), *(named[name].numpy() for name in row)]) for row in self._statistics]
+        self._state = kernels.State(parameters, first_slot, second_slot, np.stack(statistics).astype(np.float32))
+        self._memory = self._new_memory()
         self._step = int(self.model.optimizer.iterations.numpy())
 
     def finish(self) -> None:
         """Write the weights, the optimizer's slots and its count of steps into the model."""
-        for variables, packed in zip(self._variables(), self._state, strict=True):
-            for variable, value in zip(variables, self._dense(packed), strict=True):
+        for variables, packed in zip(self._variables(), self._state, strict=False):
+            for variable, value in zip(variables, self._unpacked(packed).values(), strict=True):
                 if variable is not None:
                     variable.assign(value)
+        named = weights.variables(self.model)
+        for name, value in self._moved().items():
+            named[name].assign(value)
         self.model.optimizer.iterations.assign(self._step)
 
     def state(self) -> dict[str, np.ndarray]:
         """Return every variable of the model by name, as `finish` would write it."""
-        layers = self.chain.layers
-        names = [*(layer.kernel for layer in layers), *(layer.bias for layer in layers)]
-        found = dict(zip(names, self._dense(self._state[0]), strict=True))
+        found = self._unpacked(self._state.parameters) | self._moved()
         return {name: found[name] for name in weights.variables(self.model)}
 
     def evaluate(self, split: str) -> Logs:
@@ -107,60 +126,83 @@ class Engine:
         columns = [decay, *self._optimizer.numbers(own, rates, counts.astype(np.float32))]
         numbers = np.column_stack([np.broadcast_to(np.float32(column), len(positions)) for column in columns])
         sums = self._sums.numpy() if before else np.zeros(2)
-        kernels.train(self._network, self._splits["train"], positions, numbers, sums, tuple(self._state))
+        examples, crops = self._splits["train"], self._drawn(len(positions))
+        kernels.train(self._layout, self._memory, self._state, examples, positions, crops, numbers, sums)
         self._sums.assign(sums)
         self._step += len(positions)
         return self._logs(*(sums / (before + len(positions))))
 
     def classes(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Return label and class of each test example; None where the accuracy is not that of one class for each."""
-        if self.chain.loss != "sparse_categorical_crossentropy":
+        if self.network.loss != "sparse_categorical_crossentropy":
             return None
-        kind = np.min_scalar_type(self._network.first[-1] - self._network.first[-2] - 1)
+        kind = np.min_scalar_type(self.model.output_shape[-1] - 1)
         return self._labels.reshape(-1).astype(kind), self._evaluated("test")[1].astype(kind)
 
     def _evaluated(self, part: str) -> tuple[Logs, np.ndarray]:
         examples = self._splits[part]
         classes = np.zeros(len(examples.x), np.int64)
-        return self._logs(*kernels.evaluate(self._network, examples, self._state[0], classes)), classes
+        found = kernels.evaluate(self._layout, self._memory, self._state, examples, classes)
+        return self._logs(*found), classes
 
     def _logs(self, loss: float, accuracy: float) -> Logs:
-        return {"loss": loss, "accuracy": accuracy} if self.chain.has_accuracy else {"loss": loss}
+        return {"loss": loss, "accuracy": accuracy} if self.network.has_accuracy else {"loss": loss}
 
-    def _dense(self, packed: np.ndarray) -> list[np.ndarray]:
-        values = [np.zeros(shape, np.float32) for shape in self._shapes]
-        for value, entries, kept in zip(values, self._entries, np.split(packed, self._ends[:-1]), strict=True):
-            value[entries] = kept
-        return values
+    @property
+    def _normalisations(self) -> list[Normalisation]:
+        return [one for one in self.network.operations if isinstance(one, Normalisation)]
+
+    @property
+    def _statistics(self) -> list[list[str]]:
+        """The names of the moving means, and of the moving variances."""
+        return [[one.mean for one in self._normalisations], [one.variance for one in self._normalisations]]
 
     def _variables(self) -> list[list[Any]]:
-        """List the kernels and then the biases; then the optimizer's two slots of each. None stands for no variable."""
-        named, optimizer, layers = weights.variables(self.model), self.model.optimizer, self.chain.layers
-        own = [named[layer.kernel] for layer in layers]
-        own += [None if layer.bias is None else named[layer.bias] for layer in layers]
-        slots = [[optimizers.slot(optimizer, name, variable) for variable in own] for name in self._optimizer.slots]
-        return [own, *slots]
+        """List the variables of the parameters; then the optimizer's two slots of each. None stands for no variable."""
+        named, optimizer = weights.variables(self.model), self.model.optimizer
+        own = [named[name] for name in self._entries]
+        return [own, *([optimizers.slot(optimizer, name, one) for one in own] for name in self._optimizer.slots)]
 
-    def _compressed(self, entries: list[Any], shapes: list[tuple[int, ...]]) -> kernels.Layout:
-        layers = self.chain.layers
-        reads = np.unique(entries[0][0])
-        first = np.cumsum([0, len(reads), *(units for _, units in shapes)])
-        sources = [np.searchsorted(reads, entries[0][0]), *(inputs for inputs, _ in entries[1:])]
-        counts = [
-            np.bincount(outputs, minlength=units) for (_, outputs), (_, units) in zip(entries, shapes, strict=True)
+    def _pack(self, variables: list[Any]) -> np.ndarray:
+        """Put the entries that are left into a row; zeros, where there is no variable."""
+        parts = [
+            np.zeros(len(entries)) if variable is None else variable.numpy().reshape(-1)[entries]
+            for variable, entries in zip(variables, self._entries.values(), strict=True)
         ]
-        return kernels.Layout(
-            first=first,
-            begin=np.cumsum(np.concatenate([[0], *counts])),
-            sources=np.concatenate([own + start for own, start in zip(sources, first, strict=False)]).astype(np.int32),
-            reads=reads,
-            mean=self._mean[reads],
-            scale=self._scale[reads],
-            penalties=np.array([[layer.l1, layer.l2, layer.bias is not None] for layer in layers], np.float32),
-            activations=np.array([[*kernels.ACTIVATIONS].index(layer.activation) for layer in layers]),
-            loss=[*kernels.LOSSES].index(self.chain.loss),
-            threshold=self.chain.threshold,
-            update=[*kernels.OPTIMIZERS].index(self.chain.optimizer),
+        return np.concatenate(parts).astype(np.float32)
+
+    def _unpacked(self, packed: np.ndarray) -> dict[str, np.ndarray]:
+        """Return whole arrays, by variable; entries that are masked are zero."""
+        found, first = {}, 0
+        for name, entries in self._entries.items():
+            value = np.zeros(np.prod(self._shapes[name], dtype=int), np.float32)
+            value[entries] = packed[first : first + len(entries)]
+            found[name], first = value.reshape(self._shapes[name]), first + len(entries)
+        return found
+
+    def _moved(self) -> dict[str, np.ndarray]:
+        """Return the moving means and variances, by variable."""
+        found = {}
+        for names, values in zip(self._statistics, self._state.statistics, strict=True):
+            first = 0
+            for name in names:
+                size = self._shapes[name][0]
+                found[name], first = values[first : first + size].copy(), first + size
+        return found
+
+    def _new_memory(self) -> kernels.Memory:
+        layout, num_blocks = self._layout, self._packer.num_blocks
+        a, d = self._values
+        num_targets = self._splits["train"].targets.shape[1]
+        return kernels.Memory(
+            a=a,
+            d=d,
+            values=np.zeros(len(layout.offsets), np.float32),
+            cells=_aligned(layout.num_cells),
+            channels=np.zeros((layout.num_channels, kernels.NUM_SUMS)),
+            live=np.zeros((num_blocks, kernels.WIDTH), np.float32),
+            targets=np.zeros((num_blocks, num_targets, kernels.WIDTH), np.float32),
+            gradients=np.zeros_like(self._state.parameters),
         )
 
     def _examples(self, split: Split, unit_norm: bool) -> kernels.Examples:
@@ -169,23 +211,35 @@ class Engine:
         # In parts: all pixels as floats would take four times the memory of the bytes.
         if x.dtype == np.uint8 and unit_norm:
             for start in range(0, len(x), 1000):
-                part = (x[start : start + 1000].astype(np.float32) - self._mean) * self._scale
+                part = (x[start : start + 1000].astype(np.float32) - self._scaled.mean) * self._scaled.scale
                 norms = np.linalg.norm(part, axis=1)
                 scale[start : start + 1000] = np.divide(1, norms, where=norms > 0, out=np.zeros_like(norms))
         x = x if x.dtype == np.uint8 else x.astype(np.float32, copy=False)
         targets = np.ascontiguousarray(split.y.reshape(len(x), -1), np.float32)
-        if self.chain.loss == "sparse_categorical_crossentropy":
+        if self.network.loss == "sparse_categorical_crossentropy":
             targets = (targets == np.arange(self.model.output_shape[-1])).astype(np.float32)
-        return kernels.Examples(np.ascontiguousarray(x), scale, targets)
+        _, width, channels = (*split.x.shape[1:], 1, 1, 1)[:3]
+        return kernels.Examples(np.ascontiguousarray(x), scale, targets, width, channels)
 
 
-def _scaling(data: Splits) -> tuple[np.ndarray, np.ndarray]:
-    """Return what is taken off each feature of an example, and by what the rest is multiplied."""
+def _no_crops(seed: tuple[int, ...], step: int) -> Crops:
+    return lambda num_steps: np.empty((num_steps, 0, 3), np.int32)
+
+
+def _aligned(size: int) -> np.ndarray:
+    """Make zeros that begin where a line of the cache begins: a vector across two lines takes twice as long to read."""
+    line = 64 // 4
+    found = np.zeros(size + line, np.float32)
+    first = -(found.ctypes.data // 4) % line
+    return found[first : first + size]
+
+
+def _scaling(data: Splits, margin: int) -> Scaled:
     mean, deviation = (data.mean, data.standard_deviation) if data.train.x.dtype == np.uint8 else (0, 1)
     shape = data.train.x.shape[1:]
     means = np.broadcast_to(np.asarray(mean, np.float32), shape).ravel()
     deviations = np.broadcast_to(np.asarray(deviation, np.float32), shape).ravel()
-    return means, np.float32(1) / deviations
+    return Scaled(means, np.float32(1) / deviations, margin)
 
 
 def _rates(optimizer: Any) -> Callable[[np.ndarray], np.ndarray]:

@@ -1,28 +1,45 @@
-"""Steps and evaluations of a network of dense layers at the cost of the weights that survive.
+"""Steps and evaluations of a network at the cost of the weights that survive.
 
-All units of the network are numbered through: those inputs that any weight reads, then layer after layer. A row of
-weights belongs to each unit but the inputs, and each weight knows the unit that it multiplies, as in a compressed
-sparse matrix by rows. The outputs of a unit for a batch lie in a row, an example to a lane.
+`lottery.sparse.packing` says how values and weights lie in memory, and what passes and tiles are. This file has the
+arithmetic. A step goes through the operations of the network phase by phase, forward and then backward; each operation
+has a function for either way, which works on some blocks of examples.
 
 Everything that numba compiles is in this file: its cache on disk notices changes of the file of a function alone.
 """
 # ruff: noqa: SIM113 (numba unrolls no `enumerate`)
 
-import functools
 import math
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import float32, literal_unroll, njit, types
-from numba.core import cgutils
+from numba.core import cgutils, config
 from numba.core.errors import NumbaExperimentalFeatureWarning
 from numba.extending import intrinsic
 
-WIDTH = 16  # lanes of a vector; rows have a multiple of them
-LANES = 64  # of the largest block; so many examples are evaluated together
+
+def _width() -> int:
+    """Return how many numbers a register of the processor holds, 8 or 16; numba may compile for another processor."""
+    chosen = config.CPU_FEATURES  # type: ignore[attr-defined]
+    features = binding.get_host_cpu_features().flatten() if chosen is None else chosen
+    return 16 if "+avx512f" in features else 8
+
+
+WIDTH = _width()  # lanes of a vector, an example to a lane
+TILE = 8  # vectors that are computed together: as many additions as a processor has in flight
+SIZES = (8, 4, 2, 1)  # of the neighbours in a tile
+LARGEST_STEP = 2  # between neighbours; where steps are larger, each neighbour is a tile
+# Tiles by the number of neighbours, how many groups of them, and the step between neighbours.
+FORMS = [
+    (size, groups, step)
+    for size in SIZES
+    for groups in SIZES
+    if size * groups <= TILE
+    for step in range(1, 1 + (LARGEST_STEP if size > 1 else 1))
+]
 
 # Functions in a tuple work; numba says that their interface may change.
 warnings.filterwarnings("ignore", category=NumbaExperimentalFeatureWarning)
@@ -32,48 +49,63 @@ _compiled = njit(error_model="numpy")
 _compiled_once = njit(error_model="numpy", cache=True)  # on a machine; with everything that it calls
 
 
-# --- Operations on rows. A plain loop over the lanes would be right, but its compiled form checks at each weight if the
-# --- rows overlap. These know that they do not.
+# --- Tiles. These are written in LLVM's language: a plain loop would check at each weight if what it reads and writes
+# --- overlap, and would not keep a tile in registers.
 
 _operation: Any = intrinsic
 _VECTOR, _LONG, _INT = ir.VectorType(ir.FloatType(), WIDTH), ir.IntType(64), ir.IntType(32)
 
 
-class _Rows:
-    """Writes instructions for the rows of arrays, which it knows by the numbers of their arguments."""
+class _Writer:
+    """Writes instructions on vectors of arrays, which it knows by the numbers of their arguments."""
 
     def __init__(self, context: Any, builder: Any, signature: Any, arguments: Any) -> None:
         self.builder = builder
         self._arrays: list[Any] = [
-            context.make_array(kind)(context, builder, argument) if isinstance(kind, types.Array) else None
+            context.make_array(kind)(context, builder, argument).data if isinstance(kind, types.Array) else None
             for kind, argument in zip(signature.args, arguments, strict=True)
         ]
-        self._lanes = builder.extract_value(self._arrays[2].shape, 1)
 
-    def blocks(self) -> Iterator[tuple[Any, int]]:
-        """Yield the first lane and the number of vectors of blocks: of 4, which registers hold for a row, 2, 1."""
-        for num in (LANES // WIDTH, 2, 1):
-            size = num * WIDTH
-            begin = _LONG(0) if size == LANES else self.builder.and_(self._lanes, _LONG(-2 * size))
-            count = self.builder.udiv(self.builder.sub(self._lanes, begin), _LONG(size))
-            with cgutils.for_range(self.builder, count) as loop:
-                yield self.builder.add(begin, self.builder.mul(loop.index, _LONG(size))), num
+    def forms(self, chosen: Any) -> Iterator[tuple[int, int, int]]:
+        """Yield each of `FORMS`, in a place of its own that is reached if it is the chosen one."""
+        after = self.builder.append_basic_block("after")
+        switch = self.builder.switch(chosen, after)
+        for number, form in enumerate(FORMS):
+            block = self.builder.append_basic_block(f"form{number}")
+            switch.add_case(_LONG(number), block)
+            self.builder.position_at_end(block)
+            yield form
+            self.builder.branch(after)
+        self.builder.position_at_end(after)
 
-    def weights(self, begin: Any, end: Any) -> Iterator[tuple[Any, Any]]:
-        """Go through weights, arrays 0 and 1; yield the place of each, and the unit that it multiplies."""
+    def places(self, form: tuple[int, int, int], array: int, start: Any, group: Any, step: Any) -> list[Any]:
+        """Point to the vectors of a tile; `step` is a number of vectors, or lanes that are known when it runs."""
+        size, groups, _ = form
+        found = []
+        for number in range(groups):
+            first = self.at(array, self.builder.add(start, self.builder.mul(group, _LONG(number))))
+            for place in range(size):
+                lanes = _LONG(place * step * WIDTH) if isinstance(step, int) else self.builder.mul(step, _LONG(place))
+                found.append(self.builder.bitcast(self.builder.gep(first, [lanes]), _VECTOR.as_pointer()))
+        return found
+
+    def weights(self, begin: Any, end: Any, offsets: int) -> Iterator[tuple[Any, Any]]:
+        """Go through weights; yield the place of each, and the offset of what it reads."""
         with cgutils.for_range(self.builder, self.builder.sub(end, begin)) as loop:
             place = self.builder.add(begin, loop.index)
-            yield place, self.builder.sext(self.builder.load(self.at(1, place)), _LONG)
+            yield place, self.builder.sext(self.builder.load(self.at(offsets, place)), _LONG)
 
     def at(self, array: int, place: Any) -> Any:
         """Point to an entry of an array."""
-        return self.builder.gep(self._arrays[array].data, [place])
+        return self.builder.gep(self._arrays[array], [place])
 
-    def vectors(self, array: int, unit: Any, lane: Any, num: int) -> list[Any]:
-        """Point to vectors that follow each other in the row of a unit."""
-        first = self.at(array, self.builder.add(self.builder.mul(unit, self._lanes), lane))
-        first = self.builder.bitcast(first, _VECTOR.as_pointer())
-        return [self.builder.gep(first, [_LONG(index)]) for index in range(num)]
+    def load(self, pointer: Any) -> Any:
+        """Read a vector."""
+        return self.builder.load(pointer, align=4)
+
+    def store(self, value: Any, pointer: Any) -> None:
+        """Write a vector."""
+        self.builder.store(value, pointer, align=4)
 
     def splat(self, number: Any) -> Any:
         """Make a vector of one number."""
@@ -100,61 +132,139 @@ class _Rows:
 
 
 @_operation
-def _forward_row(
-    typing: Any, weights: Any, sources: Any, a: Any, z: Any, begin: Any, end: Any, bias: Any, unit: Any
-) -> Any:
-    """Write the inputs of a unit to its row of `z`."""
+def _tile_of_outputs(
+    typing: Any, values: Any, offsets: Any, begin: Any, end: Any, form: Any, source: Any, read_at: Any,
+    read_group: Any, target: Any, write_at: Any, write_group: Any, write_step: Any, start: Any, adds: Any,
+) -> Any:  # fmt: skip
+    """Write a tile of outputs: to a number, or with `adds` to what is there, add the products of a list of weights.
+
+    Eight sums stay in registers. Each weight is read once, and multiplies eight vectors in turn.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        rows, (begin, end, bias, unit) = _Rows(context, builder, signature, arguments), arguments[4:]
-        for lane, num in rows.blocks():
-            sums = [cgutils.alloca_once(builder, _VECTOR) for _ in range(num)]
-            for total in sums:
-                builder.store(rows.splat(bias), total)
-            for place, source in rows.weights(begin, end):
-                weight = rows.splat(builder.load(rows.at(0, place)))
-                for part, total in zip(rows.vectors(2, source, lane, num), sums, strict=True):
-                    part = builder.load(part, align=4)
-                    builder.store(rows.multiply_add(weight, part, builder.load(total)), total)
-            for total, target in zip(sums, rows.vectors(3, unit, lane, num), strict=True):
-                builder.store(builder.load(total), target, align=4)
+        writer = _Writer(context, builder, signature, arguments)
+        begin, end, form = arguments[2:5]
+        read_at, read_group, write_at, write_group, write_step, start, adds = (
+            arguments[number] for number in (6, 7, 9, 10, 11, 12, 13)
+        )
+        for own in writer.forms(form):
+            sums = [cgutils.alloca_once(builder, _VECTOR) for _ in range(own[0] * own[1])]
+            targets = writer.places(own, 8, write_at, write_group, write_step)
+            with builder.if_else(adds) as (adding, anew):
+                with adding:
+                    for total, target in zip(sums, targets, strict=True):
+                        builder.store(writer.load(target), total)
+                with anew:
+                    first = writer.splat(start)
+                    for total in sums:
+                        builder.store(first, total)
+            for place, offset in writer.weights(begin, end, 1):
+                weight = writer.splat(builder.load(writer.at(0, place)))
+                sources = writer.places(own, 5, builder.add(read_at, offset), read_group, own[2])
+                for total, source in zip(sums, sources, strict=True):
+                    product = writer.multiply_add(weight, writer.load(source), builder.load(total))
+                    builder.store(product, total)
+            for total, target in zip(sums, targets, strict=True):
+                writer.store(builder.load(total), target)
         return context.get_dummy_value()
 
-    return types.void(weights, sources, a, z, begin, end, bias, unit), generate
+    names = (
+        values, offsets, begin, end, form, source, read_at, read_group, target, write_at, write_group, write_step,
+        start, adds,
+    )  # fmt: skip
+    return types.void(*names), generate
 
 
 @_operation
-def _backward_row(
-    typing: Any, weights: Any, sources: Any, a: Any, d: Any, gradients: Any, begin: Any, end: Any, unit: Any, on: Any
-) -> Any:
-    """Add to the gradients of a unit's weights, and with `on` to those of what it reads; return that of its bias."""
+def _tile_of_gradients(
+    typing: Any, cells: Any, offsets: Any, begin: Any, end: Any, form: Any, source: Any, read_at: Any,
+    read_group: Any, slopes: Any, slope_at: Any, slope_group: Any, first_cell: Any, is_single: Any,
+) -> Any:  # fmt: skip
+    """Add a tile's part of the gradients of a list of weights, each to a cell of its own.
+
+    The gradients of the tile's outputs stay in registers. A cell is a vector, whose lanes are added up at the end of
+    the batch; where an image has a single pixel there are few tiles, and a cell is a number (`is_single`).
+    """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        rows, (begin, end, unit, on) = _Rows(context, builder, signature, arguments), arguments[5:]
-        of_bias = cgutils.alloca_once_value(builder, ir.Constant(ir.FloatType(), 0.0))
-        for lane, num in rows.blocks():
-            slopes = [builder.load(pointer, align=4) for pointer in rows.vectors(3, unit, lane, num)]
-            total = functools.reduce(builder.fadd, slopes)
-            builder.store(builder.fadd(builder.load(of_bias), rows.sum(total)), of_bias)
-            for place, source in rows.weights(begin, end):
-                inputs = [builder.load(pointer, align=4) for pointer in rows.vectors(2, source, lane, num)]
-                total = builder.fmul(slopes[0], inputs[0])
-                for slope, part in zip(slopes[1:], inputs[1:], strict=True):
-                    total = rows.multiply_add(slope, part, total)
-                cell = rows.at(4, place)
-                builder.store(builder.fadd(builder.load(cell), rows.sum(total)), cell)
-                with builder.if_then(on):
-                    weight = rows.splat(builder.load(rows.at(0, place)))
-                    for slope, target in zip(slopes, rows.vectors(3, source, lane, num), strict=True):
-                        added = rows.multiply_add(weight, slope, builder.load(target, align=4))
-                        builder.store(added, target, align=4)
-        return builder.load(of_bias)
+        writer = _Writer(context, builder, signature, arguments)
+        begin, end, form = arguments[2:5]
+        read_at, read_group, slope_at, slope_group, first_cell, is_single = (
+            arguments[number] for number in (6, 7, 9, 10, 11, 12)
+        )
+        for own in writer.forms(form):
+            slopes = [writer.load(place) for place in writer.places(own, 8, slope_at, slope_group, 1)]
 
-    return float32(weights, sources, a, d, gradients, begin, end, unit, on), generate
+            def products(offset: Any, own: Any = own, slopes: Any = slopes) -> Any:
+                sources = writer.places(own, 5, builder.add(read_at, offset), read_group, own[2])
+                totals: list[Any] = [None, None]  # one after the other, so that fewer additions wait for each other
+                for number, (slope, source) in enumerate(zip(slopes, sources, strict=True)):
+                    factor, total = writer.load(source), totals[number % 2]
+                    product = writer.multiply_add(slope, factor, total) if total else builder.fmul(slope, factor)
+                    totals[number % 2] = product
+                return totals[0] if totals[1] is None else builder.fadd(*totals)
+
+            # Only tiles of one neighbour are of images of a single pixel.
+            with builder.if_else(is_single if own[0] == 1 else ir.Constant(ir.IntType(1), 0)) as (single, several):
+                with single:
+                    for place, offset in writer.weights(begin, end, 1):
+                        cell = writer.at(0, builder.add(first_cell, place))
+                        builder.store(builder.fadd(builder.load(cell), writer.sum(products(offset))), cell)
+                with several:
+                    for place, offset in writer.weights(begin, end, 1):
+                        start = builder.add(first_cell, builder.mul(place, _LONG(WIDTH)))
+                        cell = builder.bitcast(writer.at(0, start), _VECTOR.as_pointer())
+                        writer.store(builder.fadd(writer.load(cell), products(offset)), cell)
+        return context.get_dummy_value()
+
+    names = (
+        cells, offsets, begin, end, form, source, read_at, read_group, slopes, slope_at, slope_group, first_cell,
+        is_single,
+    )  # fmt: skip
+    return types.void(*names), generate
 
 
-# --- Activations, by Keras' names. Each takes the inputs of many units and lanes as one row, writes the outputs, and
-# --- puts the slopes there in the place of the inputs. NaN stays NaN in all.
+@_operation
+def _add_products(typing: Any, x: Any, of_x: Any, y: Any, of_y: Any, num: Any, sums: Any) -> Any:
+    """Add up the vectors of a row x, less a number, and their products with a row y, less a number, to two vectors."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        writer = _Writer(context, builder, signature, arguments)
+        less_x, less_y = writer.splat(arguments[1]), writer.splat(arguments[3])
+        cells = [builder.bitcast(writer.at(5, _LONG(lane)), _VECTOR.as_pointer()) for lane in (0, WIDTH)]
+        totals = [cgutils.alloca_once(builder, _VECTOR) for _ in cells]
+        for cell, total in zip(cells, totals, strict=True):
+            builder.store(writer.load(cell), total)
+        with cgutils.for_range(builder, arguments[4]) as loop:
+            at = builder.mul(loop.index, _LONG(WIDTH))
+            left, right = (
+                builder.fsub(writer.load(builder.bitcast(writer.at(array, at), _VECTOR.as_pointer())), less)
+                for array, less in ((0, less_x), (2, less_y))
+            )
+            builder.store(builder.fadd(builder.load(totals[0]), left), totals[0])
+            builder.store(writer.multiply_add(left, right, builder.load(totals[1])), totals[1])
+        for cell, total in zip(cells, totals, strict=True):
+            writer.store(builder.load(total), cell)
+        return context.get_dummy_value()
+
+    return types.void(x, of_x, y, of_y, num, sums), generate
+
+
+@_operation
+def _sum_of(typing: Any, array: Any, start: Any) -> Any:
+    """Return the sum of a vector."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        writer = _Writer(context, builder, signature, arguments)
+        place = builder.bitcast(writer.at(0, arguments[1]), _VECTOR.as_pointer())
+        return writer.sum(writer.load(place))
+
+    return float32(array, start), generate
+
+
+# --- Activations, by Keras' names. Forward, each takes the inputs as a row and writes the outputs, perhaps in their
+# --- place. Backward, it takes inputs, outputs and the gradients of the outputs, and writes the gradients of the
+# --- inputs, or with `adds` adds to them. NaN stays NaN in all.
 
 _0, _LEAK, _HALF, _1, _2, _6, _15 = (np.float32(number) for number in (0, 0.2, 0.5, 1, 2, 6, 15))
 _LOG2_E, _LN2_HIGH, _LN2_LOW = np.float32(math.log2(math.e)), np.float32(0.693359375), np.float32(-2.12194440e-4)
@@ -209,43 +319,63 @@ def _normal_below(x: Any) -> Any:
     return _HALF * (_1 + np.float32(math.erf(x * _ROOT_HALF)))
 
 
-def _elementwise(value: Callable[[Any], Any], slope: Callable[[Any, Any], Any]) -> Any:
+class Activation(NamedTuple):
+    """An activation."""
+
+    forward: Any
+    backward: Any
+    needs_input: bool  # backward; else inputs and outputs may lie in one place, and outputs are taken for inputs
+
+
+def _elementwise(
+    value: Callable[[Any], Any], slope: Callable[[Any, Any], Any], needs_input: bool = False
+) -> Activation:
     """Make an activation of a function, and of its derivative by the input and the output."""
     value, slope = _compiled(value), _compiled(slope)
 
     @_compiled
-    def activation(z: Any, a: Any) -> None:
+    def forward(z: Any, a: Any) -> None:
         for i in range(z.size):
             a[i] = value(z[i])
-            z[i] = slope(z[i], a[i])
 
-    return activation
+    @_compiled
+    def backward(z: Any, a: Any, of_a: Any, of_z: Any, adds: Any) -> None:
+        if adds:
+            for i in range(z.size):
+                of_z[i] += of_a[i] * slope(z[i], a[i])
+        else:
+            for i in range(z.size):
+                of_z[i] = of_a[i] * slope(z[i], a[i])
+
+    return Activation(forward, backward, needs_input)
 
 
-ACTIVATIONS: dict[str, Any] = {
+ACTIVATIONS: dict[str, Activation] = {
     "linear": _elementwise(lambda z: z, lambda z, a: _1),
-    "relu": _elementwise(lambda z: _0 if z <= _0 else z, lambda z, a: _0 if z <= _0 else _1),
-    "relu6": _elementwise(lambda z: _between(z, _0, _6), lambda z, a: _1 if _0 < z < _6 else _0),
-    "leaky_relu": _elementwise(lambda z: z if z > _0 else z * _LEAK, lambda z, a: _1 if z > _0 else _LEAK),
-    "elu": _elementwise(lambda z: z if z > _0 else _expm1(z), lambda z, a: _1 if z > _0 else a + _1),
+    "relu": _elementwise(lambda z: _0 if z <= _0 else z, lambda z, a: _0 if a <= _0 else _1),
+    "relu6": _elementwise(lambda z: _between(z, _0, _6), lambda z, a: _1 if _0 < a < _6 else _0),
+    "leaky_relu": _elementwise(lambda z: z if z > _0 else z * _LEAK, lambda z, a: _1 if a > _0 else _LEAK),
+    "elu": _elementwise(lambda z: z if z > _0 else _expm1(z), lambda z, a: _1 if a > _0 else a + _1),
     "selu": _elementwise(
-        lambda z: _SELU * z if z > _0 else _SELU_ALPHA * _expm1(z), lambda z, a: _SELU if z > _0 else a + _SELU_ALPHA
+        lambda z: _SELU * z if z > _0 else _SELU_ALPHA * _expm1(z), lambda z, a: _SELU if a > _0 else a + _SELU_ALPHA
     ),
-    "softsign": _elementwise(lambda z: z / (_1 + abs(z)), lambda z, a: _1 / ((_1 + abs(z)) * (_1 + abs(z)))),
-    "softplus": _elementwise(lambda z: (_0 if z <= _0 else z) + math.log1p(_exp(-abs(z))), lambda z, a: _logistic(z)),
+    "softsign": _elementwise(lambda z: z / (_1 + abs(z)), lambda z, a: (_1 - abs(a)) * (_1 - abs(a))),
+    "softplus": _elementwise(lambda z: (_0 if z <= _0 else z) + math.log1p(_exp(-abs(z))), lambda z, a: -_expm1(-a)),
     "tanh": _elementwise(_tanh.py_func, lambda z, a: _1 - a * a),
     "sigmoid": _elementwise(_logistic.py_func, lambda z, a: a * (_1 - a)),
     "exponential": _elementwise(_exp.py_func, lambda z, a: a),
-    "silu": _elementwise(lambda z: z * _logistic(z), lambda z, a: _logistic(z) * (_1 + z - a)),
+    "silu": _elementwise(lambda z: z * _logistic(z), lambda z, a: _logistic(z) * (_1 + z - a), needs_input=True),
     "gelu": _elementwise(
-        lambda z: z * _normal_below(z), lambda z, a: _normal_below(z) + z * _exp(-_HALF * z * z) / _ROOT_TWO_PI
+        lambda z: z * _normal_below(z),
+        lambda z, a: _normal_below(z) + z * _exp(-_HALF * z * z) / _ROOT_TWO_PI,
+        needs_input=True,
     ),
 }
 
 
-# --- Losses. Each takes outputs and targets, both of (units, lanes), the number of lanes that hold an example, and the
-# --- threshold of an output that means the second class of two; it writes the gradients of the mean loss by the outputs
-# --- and returns the sum of the losses, and of the examples that are right.
+# --- Losses. Each takes outputs and targets of a block, both of (units, lanes), the number of lanes that hold an
+# --- example, and the threshold of an output that means the second class of two. It writes the gradients of the losses
+# --- by the outputs, times a share, and returns the sum of the losses, and of the examples that are right.
 
 
 @_compiled
@@ -261,14 +391,14 @@ def _highest(a: Any, best: Any, most: Any) -> None:
 
 @_compiled
 def _mean_over(d: Any, num: int, share: Any) -> None:
-    """Make gradients of the sum over examples those of the mean, and zero in lanes without an example."""
+    """Take a share of gradients, and make them zero in lanes without an example."""
     for unit in range(d.shape[0]):
         for lane in range(d.shape[1]):
             d[unit, lane] = d[unit, lane] * share if lane < num else _0
 
 
 @_compiled
-def _categorical(a: Any, targets: Any, num: int, threshold: Any, d: Any) -> Any:
+def _categorical(a: Any, targets: Any, num: int, threshold: Any, d: Any, share: Any) -> Any:
     """Compute the loss of a softmax."""
     (units, lanes), loss, right = a.shape, 0.0, 0.0
     wanted, best = np.empty(lanes, np.int64), np.empty(lanes, np.int64)
@@ -287,7 +417,7 @@ def _categorical(a: Any, targets: Any, num: int, threshold: Any, d: Any) -> Any:
         most[lane] += np.float32(math.log(total[lane]))
         for unit in range(units):
             loss += targets[unit, lane] * (most[lane] - a[unit, lane])
-    _mean_over(d, num, _1 / np.float32(num))
+    _mean_over(d, num, share)
     return loss, right
 
 
@@ -296,14 +426,14 @@ def _elementwise_loss(of_output: Callable[[Any, Any], Any]) -> Any:
     of_output = _compiled(of_output)
 
     @_compiled
-    def loss(a: Any, targets: Any, num: int, threshold: Any, d: Any) -> Any:
+    def loss(a: Any, targets: Any, num: int, threshold: Any, d: Any, share: Any) -> Any:
         total, right = 0.0, 0.0
         for unit in range(a.shape[0]):
             for lane in range(num):
                 value, d[unit, lane] = of_output(a[unit, lane], targets[unit, lane])
                 total += value
                 right += (_1 if a[unit, lane] > threshold else _0) == targets[unit, lane]
-        _mean_over(d, num, _1 / np.float32(num * a.shape[0]))
+        _mean_over(d, num, share / np.float32(a.shape[0]))
         return total / a.shape[0], right / a.shape[0]
 
     return loss
@@ -395,30 +525,81 @@ def _name_apart(name: str, function: Any) -> None:
             cell.cell_contents.py_func.__qualname__ = f"{name}.{place}"
 
 
-for _name, _function in {**ACTIVATIONS, **LOSSES}.items():
+for _name, _activation in ACTIVATIONS.items():
+    _name_apart(f"{_name}.forward", _activation.forward)
+    _name_apart(f"{_name}.backward", _activation.backward)
+for _name, _function in LOSSES.items():
     _name_apart(_name, _function)
 
 
-# --- Networks, steps and evaluations.
+# --- Networks.
 
-_ACTIVATIONS, _LOSSES = tuple(ACTIVATIONS.values()), tuple(LOSSES.values())
+KINDS = ("Linear", "Activation", "Moments", "Normalisation", "Pooling", "Sum", "Padding")
+LINEAR, ACTIVATION, MOMENTS, NORMALISATION, POOLING, SUM, PADDING = range(len(KINDS))
+
+
+def _columns(names: str) -> np.dtype:
+    return np.dtype([(name, np.int64) for name in names.split()])
+
+
+# Numbers of tensors, functions, passes and parameters are places in their tables; a parameter that is missing is -1.
+# Other numbers are lengths, in lanes. `.._needed` says if a tensor has gradients, and `.._adds` if some are there.
+OPERATION = _columns(
+    "kind source target other source_needed source_adds other_needed other_adds bias first_pass last_pass cells "
+    "is_single function gamma beta channel height width down right top left"
+)
+PASS = _columns(
+    "rows chunks step source_group target_group is_wide first_begin first_targets first_offsets first_places "
+    "first_tiles last_tile"
+)
+TENSOR = _columns("start height width channels row plane block")
+
+_FORWARD = tuple(activation.forward for activation in ACTIVATIONS.values())
+_BACKWARD = tuple(activation.backward for activation in ACTIVATIONS.values())
+_LOSSES = tuple(LOSSES.values())
 _UPDATES = tuple(optimizer.update for optimizer in OPTIMIZERS.values())
 
 
 class Layout(NamedTuple):
-    """The structure of a network and what it computes at each unit."""
+    """The structure of a network under masks; see `lottery.sparse.packing`."""
 
-    first: np.ndarray  # int64, the first unit of each layer, of the inputs too; and the number of units
-    begin: np.ndarray  # int64, the place of the first weight of each unit behind the inputs; and the number of weights
-    sources: np.ndarray  # int32, the unit that each weight multiplies
-    reads: np.ndarray  # int64, the feature of an example that each input is
-    mean: np.ndarray  # float32, of each input, and
-    scale: np.ndarray  # float32, what the rest is multiplied by
-    penalties: np.ndarray  # float32, of each layer: l1, l2, and 1 or 0 for biases that are trained
-    activations: np.ndarray  # int64, of each layer, the place in `ACTIVATIONS`
+    operations: np.ndarray  # of `OPERATION`
+    constants: np.ndarray  # float32, of each operation: epsilon, momentum, 1 - momentum, and 1 where
+    # variances divide by n - 1
+    passes: np.ndarray  # of `PASS`
+    tensors: np.ndarray  # of `TENSOR`; once more for operations on each value, where a vector is a row of one channel
+    phases: np.ndarray  # int64, of each: the first and the last run, and how many blocks are taken at once
+    runs: np.ndarray  # int64, of each: the first and the last operation, the channels, and how many are taken at once
+    begin: np.ndarray  # int64, for each chunk and row of each pass, the place of its first weight; and the last
+    targets: np.ndarray  # int64, of each row of each pass, where it writes
+    offsets: np.ndarray  # int32, of each weight in each list, where it reads
+    places: np.ndarray  # int32, of each weight in each list, its place among the parameters
+    tiles: np.ndarray  # int64, of each tile of each pass: its form, where it reads, and where it writes
+    features: np.ndarray  # int64, the entries of an example that are read, and
+    inputs: np.ndarray  # int64, where they are written
+    mean: np.ndarray  # float32, what is taken off each of them, and
+    scale: np.ndarray  # float32, by what the rest is multiplied
+    crop: int  # rows and columns of zeros around an image that is cropped
+    penalties: np.ndarray  # float64, of each kernel that has one: its first and last parameter, l1, l2
+    output: int  # the tensor of the outputs
+    num_cells: int
+    num_channels: int  # of all normalisations
     loss: int  # the place in `LOSSES`
     threshold: float  # float32, of outputs of one class or the other
     update: int  # the place in `OPTIMIZERS`
+
+
+class Memory(NamedTuple):
+    """What a network computes with; it holds nothing from one step to the next."""
+
+    a: np.ndarray  # float32, the values of all tensors
+    d: np.ndarray  # float32, their gradients
+    values: np.ndarray  # float32, of each weight in each list
+    cells: np.ndarray  # float32, see `_tile_of_gradients`
+    channels: np.ndarray  # float64, sums of each normalised channel, see `_moments`
+    live: np.ndarray  # float32, (blocks, lanes), 1 where there is an example
+    targets: np.ndarray  # float32, (blocks, targets, lanes)
+    gradients: np.ndarray  # float32, of the parameters
 
 
 class Examples(NamedTuple):
@@ -427,132 +608,639 @@ class Examples(NamedTuple):
     x: np.ndarray  # (examples, features), uint8 or float32
     scale: np.ndarray  # float32, by what each example is multiplied
     targets: np.ndarray  # float32, (examples, targets)
+    width: int  # of an image, and
+    channels: int  # of one
+
+
+class State(NamedTuple):
+    """What training changes: float32, by parameter, and the moving mean and variance of each normalised channel."""
+
+    parameters: np.ndarray
+    first_slot: np.ndarray  # the optimizer's
+    second_slot: np.ndarray
+    statistics: np.ndarray  # (2, channels)
+
+
+# --- Layers with weights.
 
 
 @_compiled
-def _fill(network: Any, examples: Any, positions: Any, a: Any, targets: Any) -> None:
+def _row(values: Any, tensor: Any, block: int, channel: int, row: int) -> Any:
+    """Return a row of an image of a tensor."""
+    at = tensor.start + block * tensor.block + channel * tensor.plane + row * tensor.row
+    return values[at : at + tensor.width * WIDTH]
+
+
+@_compiled
+def _outputs(
+    layout: Any,
+    memory: Any,
+    one: Any,
+    source: Any,
+    target: Any,
+    arrays: Any,
+    bias: Any,
+    adds: Any,
+    first: int,
+    last: int,
+) -> None:
+    """Write the outputs of a pass for some blocks, all if it is wide."""
+    read, written = layout.tensors[source], layout.tensors[target]
+    reads, writes = arrays
+    if one.is_wide:
+        last = first + 1  # its tiles are of all blocks
+    for block in range(first, last):
+        read_block, write_block = read.start + block * read.block, written.start + block * written.block
+        for tile in range(one.first_tiles, one.last_tile):
+            form, read_at, write_at = layout.tiles[tile]
+            for chunk in range(one.chunks):
+                list_of_row = one.first_begin + chunk * one.rows
+                for row in range(one.rows):
+                    begin, end = layout.begin[list_of_row + row], layout.begin[list_of_row + row + 1]
+                    is_added = adds or chunk > 0
+                    if begin == end and is_added:
+                        continue
+                    _tile_of_outputs(
+                        memory.values, layout.offsets, begin, end, form, reads, read_block + read_at,
+                        one.source_group, writes, write_block + write_at + layout.targets[one.first_targets + row],
+                        one.target_group, one.step, bias[row] if bias.size else _0, is_added,
+                    )  # fmt: skip
+
+
+@_compiled
+def _gradients(layout: Any, memory: Any, operation: Any, first: int, last: int) -> None:
+    """Add the gradients of a layer's weights and biases over some blocks."""
+    one = layout.passes[operation.first_pass]
+    read, made = layout.tensors[operation.source], layout.tensors[operation.target]
+    num_weights = layout.begin[one.first_begin + one.chunks * one.rows] - layout.begin[one.first_begin]
+    size = 1 if operation.is_single else WIDTH
+    if first == 0:
+        memory.cells[operation.cells : operation.cells + num_weights * size] = _0
+    first_cell = operation.cells - layout.begin[one.first_begin] * size
+    for chunk in range(one.chunks):  # outermost, so that its cells stay in a cache
+        list_of_row = one.first_begin + chunk * one.rows
+        for block in range(first, first + 1 if one.is_wide else last):
+            read_block, made_block = read.start + block * read.block, made.start + block * made.block
+            for tile in range(one.first_tiles, one.last_tile):
+                form, read_at, made_at = layout.tiles[tile]
+                for row in range(one.rows):
+                    begin, end = layout.begin[list_of_row + row], layout.begin[list_of_row + row + 1]
+                    if begin == end:
+                        continue
+                    _tile_of_gradients(
+                        memory.cells, layout.offsets, begin, end, form, memory.a, read_block + read_at,
+                        one.source_group, memory.d, made_block + made_at + layout.targets[one.first_targets + row],
+                        one.target_group, first_cell, operation.is_single != 0,
+                    )  # fmt: skip
+    if last == len(memory.live):
+        begin = layout.begin[one.first_begin]
+        for number in range(num_weights):
+            cell = operation.cells + number * size
+            memory.gradients[layout.places[begin + number]] += (
+                memory.cells[cell] if operation.is_single else _sum_of(memory.cells, cell)
+            )
+    if operation.bias >= 0:
+        lanes = np.empty(2 * WIDTH, np.float32)
+        for block in range(first, last):
+            for channel in range(made.channels):
+                lanes[:] = _0
+                for row in range(made.height):
+                    slopes = _row(memory.d, made, block, channel, row)
+                    _add_products(slopes, _0, slopes, _0, made.width, lanes)
+                memory.gradients[operation.bias + channel] += _sum_of(lanes, 0)
+
+
+@_compiled
+def _linear_forward(layout: Any, memory: Any, parameters: Any, operation: Any, part: Any) -> None:
+    one = layout.passes[operation.first_pass]
+    bias = parameters[operation.bias : operation.bias + one.rows] if operation.bias >= 0 else parameters[:0]
+    arrays = memory.a, memory.a
+    _outputs(layout, memory, one, operation.source, operation.target, arrays, bias, False, part.first, part.last)
+
+
+@_compiled
+def _linear_backward(layout: Any, memory: Any, parameters: Any, operation: Any, part: Any) -> None:
+    _gradients(layout, memory, operation, part.first, part.last)
+    if operation.source_needed:
+        for number in range(operation.first_pass + 1, operation.last_pass):
+            _outputs(
+                layout, memory, layout.passes[number], operation.target, operation.source, (memory.d, memory.d),
+                parameters[:0], operation.source_adds != 0, part.first, part.last,
+            )  # fmt: skip
+
+
+# --- Operations on each value. They go row by row, so that the zeros around an image stay.
+
+
+class Part(NamedTuple):
+    """Some blocks of examples, and some channels of an operation's source."""
+
+    first: int  # block
+    last: int
+    channel: int
+    last_channel: int
+
+
+@_compiled
+def _give(values: Any, target: Any, adds: Any) -> None:
+    """Copy a row to another, or with `adds` add it."""
+    if adds:
+        for i in range(values.size):
+            target[i] += values[i]
+    else:
+        for i in range(values.size):
+            target[i] = values[i]
+
+
+@_compiled
+def _activation_forward(layout: Any, memory: Any, operation: Any, part: Any) -> None:
+    z, a = layout.tensors[operation.source], layout.tensors[operation.target]
+    index = 0
+    for function in literal_unroll(_FORWARD):
+        if operation.function == index:
+            for block in range(part.first, part.last):
+                for channel in range(part.channel, part.last_channel):
+                    for row in range(z.height):
+                        function(_row(memory.a, z, block, channel, row), _row(memory.a, a, block, channel, row))
+        index += 1
+
+
+@_compiled
+def _activation_backward(layout: Any, memory: Any, operation: Any, part: Any) -> None:
+    z, a = layout.tensors[operation.source], layout.tensors[operation.target]
+    index, adds = 0, operation.source_adds != 0
+    for function in literal_unroll(_BACKWARD):
+        if operation.function == index:
+            for block in range(part.first, part.last):
+                for channel in range(part.channel, part.last_channel):
+                    for row in range(z.height):
+                        values = _row(memory.a, z, block, channel, row), _row(memory.a, a, block, channel, row)
+                        of_a, of_z = _row(memory.d, a, block, channel, row), _row(memory.d, z, block, channel, row)
+                        function(values[0], values[1], of_a, of_z, adds)
+        index += 1
+
+
+@_compiled
+def _sum_forward(layout: Any, memory: Any, operation: Any, part: Any) -> None:
+    one, other = layout.tensors[operation.source], layout.tensors[operation.other]
+    total = layout.tensors[operation.target]
+    for block in range(part.first, part.last):
+        for channel in range(part.channel, part.last_channel):
+            for row in range(one.height):
+                target, left = _row(memory.a, total, block, channel, row), _row(memory.a, one, block, channel, row)
+                right = _row(memory.a, other, block, channel, row)
+                for i in range(target.size):
+                    target[i] = left[i] + right[i]
+
+
+@_compiled
+def _sum_backward(layout: Any, memory: Any, operation: Any, part: Any) -> None:
+    total = layout.tensors[operation.target]
+    for source, is_needed, adds in (
+        (operation.source, operation.source_needed, operation.source_adds),
+        (operation.other, operation.other_needed, operation.other_adds),
+    ):
+        if is_needed:
+            one = layout.tensors[source]
+            for block in range(part.first, part.last):
+                for channel in range(part.channel, part.last_channel):
+                    for row in range(one.height):
+                        values = _row(memory.d, total, block, channel, row)
+                        _give(values, _row(memory.d, one, block, channel, row), adds != 0)
+
+
+@_compiled
+def _inside(values: Any, operation: Any, image: Any, padded: Any, block: int, channel: int, row: int) -> Any:
+    """Return the part of a padded image where a row of the image lies."""
+    part = _row(values, padded, block, channel, row + operation.top)
+    return part[operation.left * WIDTH : (operation.left + image.width) * WIDTH]
+
+
+@_compiled
+def _padding_forward(layout: Any, memory: Any, operation: Any, part: Any) -> None:
+    image, padded, a = layout.tensors[operation.source], layout.tensors[operation.target], memory.a
+    for block in range(part.first, part.last):
+        for channel in range(part.channel, part.last_channel):
+            for row in range(image.height):
+                target = _inside(a, operation, image, padded, block, channel, row)
+                _give(_row(a, image, block, channel, row), target, False)
+
+
+@_compiled
+def _padding_backward(layout: Any, memory: Any, operation: Any, part: Any) -> None:
+    image, padded, d = layout.tensors[operation.source], layout.tensors[operation.target], memory.d
+    if operation.source_needed:
+        for block in range(part.first, part.last):
+            for channel in range(part.channel, part.last_channel):
+                for row in range(image.height):
+                    values = _inside(d, operation, image, padded, block, channel, row)
+                    _give(values, _row(d, image, block, channel, row), operation.source_adds != 0)
+
+
+# --- Pooling.
+
+
+@_compiled
+def _window(operation: Any, image: Any, row: int, column: int) -> tuple[int, int, int, int]:
+    """Return the first and last row and column of a window, within its image."""
+    top, left = row * operation.down - operation.top, column * operation.right - operation.left
+    bottom, right = min(top + operation.height, image.height), min(left + operation.width, image.width)
+    return max(top, 0), bottom, max(left, 0), right
+
+
+@_compiled
+def _pixel(values: Any, tensor: Any, block: int, channel: int, row: int, column: int) -> Any:
+    """Return the vector of a pixel of a tensor."""
+    at = tensor.start + block * tensor.block + channel * tensor.plane + row * tensor.row + column * WIDTH
+    return values[at : at + WIDTH]
+
+
+@_compiled
+def _pooling_forward(layout: Any, memory: Any, operation: Any, part: Any) -> None:
+    image, pooled, a = layout.tensors[operation.source], layout.tensors[operation.target], memory.a
+    is_mean = operation.function == 1
+    for block in range(part.first, part.last):
+        for channel in range(part.channel, part.last_channel):
+            for row in range(pooled.height):
+                for column in range(pooled.width):
+                    top, bottom, left, right = _window(operation, image, row, column)
+                    target = _pixel(a, pooled, block, channel, row, column)
+                    _give(_pixel(a, image, block, channel, top, left), target, False)
+                    if is_mean:
+                        _mean_of(a, image, block, channel, (top, bottom, left, right), target)
+                    else:
+                        _highest_of(a, image, block, channel, (top, bottom, left, right), target)
+
+
+@_compiled
+def _mean_of(a: Any, image: Any, block: int, channel: int, window: Any, target: Any) -> None:
+    top, bottom, left, right = window
+    share = _1 / np.float32((bottom - top) * (right - left))
+    for lane in range(WIDTH):
+        target[lane] = _0
+    for row in range(top, bottom):
+        for column in range(left, right):
+            _give(_pixel(a, image, block, channel, row, column), target, True)
+    for lane in range(WIDTH):
+        target[lane] *= share
+
+
+@_compiled
+def _highest_of(a: Any, image: Any, block: int, channel: int, window: Any, target: Any) -> None:
+    top, bottom, left, right = window
+    for row in range(top, bottom):
+        for column in range(left, right):
+            pixel = _pixel(a, image, block, channel, row, column)
+            for lane in range(WIDTH):  # NaN stays
+                target[lane] = target[lane] if target[lane] >= pixel[lane] else pixel[lane]
+
+
+@_compiled
+def _pooling_backward(layout: Any, memory: Any, operation: Any, part: Any) -> None:
+    """Give the gradient of a mean to all values in equal shares, and the gradient of a maximum to the first of it."""
+    image, pooled, a, d = layout.tensors[operation.source], layout.tensors[operation.target], memory.a, memory.d
+    is_mean, left_over = operation.function == 1, np.empty(WIDTH, np.float32)
+    if not operation.source_needed:
+        return
+    for block in range(part.first, part.last):
+        for channel in range(part.channel, part.last_channel):
+            if not operation.source_adds:
+                for row in range(image.height):
+                    _row(d, image, block, channel, row)[:] = _0
+            for row in range(pooled.height):
+                for column in range(pooled.width):
+                    top, bottom, left, right = _window(operation, image, row, column)
+                    share = _1 / np.float32((bottom - top) * (right - left)) if is_mean else _1
+                    highest = _pixel(a, pooled, block, channel, row, column)
+                    slopes = _pixel(d, pooled, block, channel, row, column)
+                    for lane in range(WIDTH):
+                        left_over[lane] = slopes[lane] * share
+                    for y in range(top, bottom):
+                        for x in range(left, right):
+                            target = _pixel(d, image, block, channel, y, x)
+                            if is_mean:
+                                _give(left_over, target, True)
+                                continue
+                            values = _pixel(a, image, block, channel, y, x)
+                            for lane in range(WIDTH):
+                                given = left_over[lane] if values[lane] == highest[lane] else _0
+                                target[lane] += given
+                                left_over[lane] -= given
+
+
+# --- Batch normalisation, in two halves: sums over all blocks, and what takes them. Of each channel, `Memory.channels`
+# --- has what sums are taken from, so that no digits are lost where the mean is far from zero; the two sums; mean and
+# --- 1 / deviation; and in the backward pass the sums of the gradients and of gradient times normalised value.
+
+_FROM, _TOTAL, _SQUARE, _MEAN, _INVERSE, _OF_SHIFT, _OF_SCALE = range(7)
+NUM_SUMS = 7
+
+
+@_compiled
+def _moments_forward(layout: Any, memory: Any, operation: Any, part: Any) -> None:
+    image, lanes = layout.tensors[operation.source], np.empty(2 * WIDTH, np.float32)
+    for block in range(part.first, part.last):
+        for channel in range(part.channel, part.last_channel):
+            sums = memory.channels[operation.channel + channel]
+            if block == 0:
+                sums[_FROM], sums[_TOTAL], sums[_SQUARE] = _row(memory.a, image, block, channel, 0)[0], 0.0, 0.0
+            origin = np.float32(sums[_FROM])
+            lanes[:] = _0
+            for row in range(image.height):
+                values = _row(memory.a, image, block, channel, row)
+                _add_products(values, origin, values, origin, image.width, lanes)
+            for lane in range(WIDTH):
+                if memory.live[block, lane]:
+                    sums[_TOTAL] += lanes[lane]
+                    sums[_SQUARE] += lanes[WIDTH + lane]
+
+
+@_compiled
+def _normalisation_begins(
+    layout: Any, memory: Any, state: Any, operation: Any, constants: Any, part: Any, num: int, is_training: Any
+) -> None:
+    """Compute mean and deviation of channels, and move the moving statistics, before the first block."""
+    image = layout.tensors[operation.source]
+    epsilon, stays, moves, is_unbiased = constants
+    count = num * image.height * image.width
+    for channel in range(operation.channel + part.channel, operation.channel + part.last_channel):
+        sums, moving = memory.channels[channel], state.statistics[:, channel]
+        if is_training:
+            shift = sums[_TOTAL] / count
+            variance = max(sums[_SQUARE] / count - shift * shift, 0.0)
+            sums[_MEAN] = sums[_FROM] + shift
+            of_all = variance * (count / max(count - 1, 1)) if is_unbiased else variance
+            moving[0] = moving[0] * stays + np.float32(sums[_MEAN]) * moves
+            moving[1] = moving[1] * stays + np.float32(of_all) * moves
+        else:
+            sums[_MEAN], variance = moving[0], moving[1]
+        sums[_INVERSE] = 1 / math.sqrt(variance + epsilon)
+        sums[_OF_SHIFT], sums[_OF_SCALE] = 0.0, 0.0
+
+
+@_compiled
+def _normalisation_forward(layout: Any, memory: Any, state: Any, operation: Any, part: Any) -> None:
+    x, z = layout.tensors[operation.source], layout.tensors[operation.target]
+    for block in range(part.first, part.last):
+        for channel in range(part.channel, part.last_channel):
+            sums = memory.channels[operation.channel + channel]
+            scale = np.float32(sums[_INVERSE])
+            scale = scale * state.parameters[operation.gamma + channel] if operation.gamma >= 0 else scale
+            shift = state.parameters[operation.beta + channel] if operation.beta >= 0 else _0
+            shift = shift - np.float32(sums[_MEAN]) * scale
+            for row in range(x.height):
+                values, target = _row(memory.a, x, block, channel, row), _row(memory.a, z, block, channel, row)
+                for i in range(values.size):
+                    target[i] = values[i] * scale + shift
+
+
+@_compiled
+def _normalisation_backward(layout: Any, memory: Any, operation: Any, part: Any) -> None:
+    x, z = layout.tensors[operation.source], layout.tensors[operation.target]
+    lanes = np.empty(2 * WIDTH, np.float32)
+    for block in range(part.first, part.last):
+        for channel in range(part.channel, part.last_channel):
+            sums = memory.channels[operation.channel + channel]
+            lanes[:] = _0
+            for row in range(x.height):
+                slopes, values = _row(memory.d, z, block, channel, row), _row(memory.a, x, block, channel, row)
+                _add_products(slopes, _0, values, np.float32(sums[_MEAN]), x.width, lanes)
+            for lane in range(WIDTH):
+                sums[_OF_SHIFT] += lanes[lane]
+                sums[_OF_SCALE] += lanes[WIDTH + lane] * sums[_INVERSE]
+
+
+@_compiled
+def _moments_backward(layout: Any, memory: Any, parameters: Any, operation: Any, num: int, part: Any) -> None:
+    x, z = layout.tensors[operation.source], layout.tensors[operation.target]
+    count = num * x.height * x.width
+    for block in range(part.first, part.last):
+        for channel in range(part.channel, part.last_channel):
+            sums = memory.channels[operation.channel + channel]
+            scale = parameters[operation.gamma + channel] if operation.gamma >= 0 else _1
+            if block == 0 and operation.gamma >= 0:
+                memory.gradients[operation.gamma + channel] = np.float32(sums[_OF_SCALE])
+            if block == 0 and operation.beta >= 0:
+                memory.gradients[operation.beta + channel] = np.float32(sums[_OF_SHIFT])
+            if not operation.source_needed:
+                continue
+            # factor * (d - of_all - (x - mean) * slope), with all numbers of the channel put together
+            factor = scale * np.float32(sums[_INVERSE])
+            slope = -factor * np.float32(sums[_OF_SCALE] / count * sums[_INVERSE])
+            shift = -factor * np.float32(sums[_OF_SHIFT] / count)
+            mean = np.float32(sums[_MEAN])
+            for row in range(x.height):
+                slopes, values = _row(memory.d, z, block, channel, row), _row(memory.a, x, block, channel, row)
+                target = _row(memory.d, x, block, channel, row)
+                if operation.source_adds:
+                    for i in range(target.size):
+                        target[i] += slopes[i] * factor + ((values[i] - mean) * slope + shift)
+                else:
+                    for i in range(target.size):
+                        target[i] = slopes[i] * factor + ((values[i] - mean) * slope + shift)
+                if block == len(memory.live) - 1:
+                    for lane in range(num % WIDTH or WIDTH, WIDTH):  # without an example
+                        target[lane::WIDTH] = _0
+
+
+# --- Steps and evaluations.
+
+
+@_compiled
+def _fill(layout: Any, memory: Any, examples: Any, positions: Any, crops: Any) -> None:
     """Write the inputs and the targets of a batch; lanes without an example repeat its first."""
-    lanes, x, num_features = a.shape[1], examples.x.reshape(-1), examples.x.shape[1]
-    rows, scale = np.empty(lanes, np.int64), np.empty(lanes, np.float32)
-    for lane in range(lanes):
-        position = positions[lane if lane < positions.size else 0]
-        rows[lane], scale[lane] = position * num_features, examples.scale[position]
-        for target in range(targets.shape[0]):
-            targets[target, lane] = examples.targets[position, target]
-    for i in range(network.reads.size):
-        feature, mean, of_feature = network.reads[i], network.mean[i], network.scale[i]
-        for lane in range(lanes):  # a loop of its own: reads from here and there are no vectors
-            a[i, lane] = x[rows[lane] + feature]
-        for lane in range(lanes):
-            a[i, lane] = (a[i, lane] - mean) * of_feature * scale[lane]
+    num, image, x = positions.size, layout.tensors[0], examples.x.reshape(-1)
+    numbers, scale, first = np.empty(WIDTH, np.int64), np.empty(WIDTH, np.float32), np.empty(WIDTH, np.int64)
+    for block in range(memory.live.shape[0]):
+        for lane in range(WIDTH):
+            number = block * WIDTH + lane
+            memory.live[block, lane] = _1 if number < num else _0
+            numbers[lane] = number if number < num else 0
+            position = positions[numbers[lane]]
+            scale[lane], first[lane] = examples.scale[position], position * examples.x.shape[1]
+            for target in range(memory.targets.shape[1]):
+                memory.targets[block, target, lane] = examples.targets[position, target]
+        start = image.start + block * image.block
+        for i in range(layout.features.size):
+            feature, mean, of_feature = layout.features[i], layout.mean[i], layout.scale[i]
+            pixels = memory.a[start + layout.inputs[i] : start + layout.inputs[i] + WIDTH]
+            for lane in range(WIDTH):  # a loop of its own: reads from here and there are no vectors
+                place = feature
+                if crops.size:
+                    place = _cropped(feature, crops[numbers[lane]], layout.crop, examples)
+                pixels[lane] = x[first[lane] + place] if place >= 0 else _0
+            for lane in range(WIDTH):
+                pixels[lane] = (pixels[lane] - mean) * of_feature * scale[lane]
 
 
 @_compiled
-def _forward(network: Any, parameters: Any, z: Any, a: Any) -> float:
-    """Compute the outputs of all units, and their slopes in `z`; return what the regularisers add to the loss."""
-    first, begin, sources = network.first, network.begin, network.sources
-    num_inputs, num_weights, penalty = first[1], begin[-1], 0.0
-    for layer in range(first.size - 2):
-        start, stop = first[layer + 1], first[layer + 2]
-        l1, l2 = network.penalties[layer, 0], network.penalties[layer, 1]
-        for unit in range(start, stop):
-            row = unit - num_inputs
-            _forward_row(parameters, sources, a, z, begin[row], begin[row + 1], parameters[num_weights + row], unit)
-            if l1 or l2:
-                for weight in parameters[begin[row] : begin[row + 1]]:
-                    penalty += l1 * abs(weight) + l2 * weight * weight
-        index = 0
-        for activation in literal_unroll(_ACTIVATIONS):
-            if network.activations[layer] == index:
-                activation(z[start:stop].reshape(-1), a[start:stop].reshape(-1))
-            index += 1
+def _cropped(feature: int, crop: Any, margin: int, examples: Any) -> int:
+    """Return which entry of an example becomes a pixel of its augmented image; -1 if it is outside, and zero."""
+    down, right, flips = crop
+    height = examples.x.shape[1] // (examples.width * examples.channels)
+    row, rest = divmod(feature, examples.width * examples.channels)
+    column, channel = divmod(rest, examples.channels)
+    column = examples.width - 1 - column if flips else column
+    row, column = row + down - margin, column + right - margin
+    if not (0 <= row < height and 0 <= column < examples.width):
+        return -1
+    return (row * examples.width + column) * examples.channels + channel
+
+
+@_compiled
+def _forward_by_kind(layout: Any, memory: Any, state: Any, number: int, part: Any, num: int, is_training: Any) -> None:
+    operation = layout.operations[number]
+    kind = operation.kind
+    if kind == LINEAR:
+        _linear_forward(layout, memory, state.parameters, operation, part)
+    elif kind == ACTIVATION:
+        _activation_forward(layout, memory, operation, part)
+    elif kind == MOMENTS:
+        if is_training:
+            _moments_forward(layout, memory, operation, part)
+    elif kind == NORMALISATION:
+        if part.first == 0:
+            constants = layout.constants[number]
+            _normalisation_begins(layout, memory, state, operation, constants, part, num, is_training)
+        _normalisation_forward(layout, memory, state, operation, part)
+    elif kind == POOLING:
+        _pooling_forward(layout, memory, operation, part)
+    elif kind == SUM:
+        _sum_forward(layout, memory, operation, part)
+    else:
+        _padding_forward(layout, memory, operation, part)
+
+
+@_compiled
+def _backward_by_kind(layout: Any, memory: Any, state: Any, number: int, part: Any, num: int) -> None:
+    operation = layout.operations[number]
+    kind = operation.kind
+    if kind == LINEAR:
+        _linear_backward(layout, memory, state.parameters, operation, part)
+    elif kind == ACTIVATION:
+        _activation_backward(layout, memory, operation, part)
+    elif kind == MOMENTS:
+        _moments_backward(layout, memory, state.parameters, operation, num, part)
+    elif kind == NORMALISATION:
+        _normalisation_backward(layout, memory, operation, part)
+    elif kind == POOLING:
+        _pooling_backward(layout, memory, operation, part)
+    elif kind == SUM:
+        _sum_backward(layout, memory, operation, part)
+    else:
+        _padding_backward(layout, memory, operation, part)
+
+
+@_compiled
+def _forward(layout: Any, memory: Any, state: Any, num: int, is_training: Any) -> float:
+    """Compute the values of all tensors for a batch; return what the regularisers add to the loss."""
+    for place in range(memory.values.size):
+        memory.values[place] = state.parameters[layout.places[place]]
+    for phase in range(len(layout.phases)):
+        begin, end, size = layout.phases[phase]
+        for first in range(0, memory.live.shape[0], size):
+            last = min(first + size, memory.live.shape[0])
+            for run in range(begin, end):
+                first_operation, last_operation, num_channels, at_once = layout.runs[run]
+                for channel in range(0, num_channels, at_once):
+                    part = Part(first, last, channel, channel + at_once)
+                    for number in range(first_operation, last_operation):
+                        _forward_by_kind(layout, memory, state, number, part, num, is_training)
+    penalty = 0.0
+    for one in range(len(layout.penalties)):
+        begin, end, l1, l2 = layout.penalties[one]
+        for weight in state.parameters[int(begin) : int(end)]:
+            penalty += l1 * abs(weight) + l2 * weight * weight
     return penalty
 
 
 @_compiled
-def _loss(network: Any, a: Any, targets: Any, num: int, d: Any) -> tuple[float, float]:
-    index, found = 0, (0.0, 0.0)
-    for loss in literal_unroll(_LOSSES):
-        if network.loss == index:
-            found = loss(a[network.first[-2] :], targets, num, network.threshold, d)
-        index += 1
-    return found
+def _backward(layout: Any, memory: Any, state: Any, num: int) -> None:
+    """Compute the gradients of all parameters from those of the outputs."""
+    memory.gradients[:] = _0
+    for phase in range(len(layout.phases) - 1, -1, -1):
+        begin, end, size = layout.phases[phase]
+        for first in range(0, memory.live.shape[0], size):
+            last = min(first + size, memory.live.shape[0])
+            for run in range(end - 1, begin - 1, -1):
+                first_operation, last_operation, num_channels, at_once = layout.runs[run]
+                for channel in range(0, num_channels, at_once):
+                    part = Part(first, last, channel, channel + at_once)
+                    for number in range(last_operation - 1, first_operation - 1, -1):
+                        _backward_by_kind(layout, memory, state, number, part, num)
+    for one in range(len(layout.penalties)):
+        begin, end, l1, l2 = layout.penalties[one]
+        l1, l2 = np.float32(l1), np.float32(l2)
+        for place in range(int(begin), int(end)):
+            weight = state.parameters[place]
+            sign = _1 if weight > _0 else -_1 if weight < _0 else _0
+            memory.gradients[place] += l1 * sign + _2 * l2 * weight
 
 
 @_compiled
-def _backward(network: Any, parameters: Any, slopes: Any, a: Any, d: Any, gradients: Any) -> None:
-    """Compute the gradients of all parameters from those of the outputs, which are in the last rows of `d`."""
-    first, begin, sources = network.first, network.begin, network.sources
-    num_inputs, num_weights, lanes = first[1], begin[-1], a.shape[1]
-    for place in range(gradients.size):
-        gradients[place] = _0
-    for unit in range(num_inputs, first[-2]):
-        for lane in range(lanes):
-            d[unit, lane] = _0
-    for layer in range(first.size - 3, -1, -1):
-        start, stop, goes_on = first[layer + 1], first[layer + 2], layer > 0  # nobody needs those of the inputs
-        l1, l2, is_biased = network.penalties[layer]
-        for unit in range(start, stop):
-            row = unit - num_inputs
-            for lane in range(lanes):
-                d[unit, lane] *= slopes[unit, lane]
-            of_bias = _backward_row(parameters, sources, a, d, gradients, begin[row], begin[row + 1], unit, goes_on)
-            gradients[num_weights + row] = of_bias * is_biased
-            if l1 or l2:
-                for place in range(begin[row], begin[row + 1]):
-                    weight = parameters[place]
-                    sign = _1 if weight > _0 else -_1 if weight < _0 else _0
-                    gradients[place] += l1 * sign + _2 * l2 * weight
+def _loss(layout: Any, memory: Any, num: int) -> tuple[float, float]:
+    """Add up the losses of a batch and the examples that are right, and write the gradients of the mean loss."""
+    outputs = layout.tensors[layout.output]
+    size = outputs.channels * WIDTH
+    loss, right = 0.0, 0.0
+    for block in range(memory.live.shape[0]):
+        left = min(num - block * WIDTH, WIDTH)
+        at = outputs.start + block * outputs.block
+        a = memory.a[at : at + size].reshape(outputs.channels, WIDTH)
+        d = memory.d[at : at + size].reshape(outputs.channels, WIDTH)
+        index = 0
+        for function in literal_unroll(_LOSSES):
+            if layout.loss == index:
+                found = function(a, memory.targets[block], left, layout.threshold, d, _1 / np.float32(num))
+                loss += found[0]
+                right += found[1]
+            index += 1
+    return loss, right
 
 
 @_compiled_once
-def train(network: Any, examples: Any, positions: Any, numbers: Any, sums: Any, state: Any) -> None:
+def train(
+    layout: Any, memory: Any, state: Any, examples: Any, positions: Any, crops: Any, numbers: Any, sums: Any
+) -> None:
     """Take a step for each row of positions of examples, int32, and of the optimizer's numbers, float32.
 
-    This changes the state: the parameters, weights and then biases, and the optimizer's two slots of them. The mean
-    loss and the accuracy of each step are added to the two `sums`, float64, one after the other: the sums of two calls
-    would round in another way than those of one.
+    This changes the state. `crops` has row, column and flip of each example, int32, or nothing. The mean loss and the
+    accuracy of each step are added to the two `sums`, float64, one after the other: the sums of two calls would round
+    in another way than those of one.
     """
-    parameters, first_slot, second_slot = state
-    batch_size, num_units, outputs = positions.shape[1], network.first[-1], network.first[-2]
-    lanes = (batch_size + WIDTH - 1) // WIDTH * WIDTH
-    a, z = np.zeros((num_units, lanes), np.float32), np.zeros((num_units, lanes), np.float32)
-    d = np.zeros((num_units, lanes), np.float32)
-    targets = np.zeros((examples.targets.shape[1], lanes), np.float32)
-    gradients = np.empty_like(parameters)
+    num = positions.shape[1]
     for step in range(len(positions)):
-        _fill(network, examples, positions[step], a, targets)
-        penalty = _forward(network, parameters, z, a)
-        found = _loss(network, a, targets, batch_size, d[outputs:])
-        sums[0] += found[0] / batch_size + penalty
-        sums[1] += found[1] / batch_size
-        _backward(network, parameters, z, a, d, gradients)
+        _fill(layout, memory, examples, positions[step], crops[step])
+        penalty = _forward(layout, memory, state, num, True)
+        found = _loss(layout, memory, num)
+        sums[0] += found[0] / num + penalty
+        sums[1] += found[1] / num
+        _backward(layout, memory, state, num)
         index = 0
         for update in literal_unroll(_UPDATES):
-            if network.update == index:
-                update(parameters, gradients, first_slot, second_slot, numbers[step])
+            if layout.update == index:
+                update(state.parameters, memory.gradients, state.first_slot, state.second_slot, numbers[step])
             index += 1
 
 
 @_compiled_once
-def evaluate(network: Any, examples: Any, parameters: Any, classes: Any) -> tuple[float, float]:
+def evaluate(layout: Any, memory: Any, state: Any, examples: Any, classes: Any) -> tuple[float, float]:
     """Return the mean loss and the accuracy over all examples, and write the highest output of each to `classes`."""
-    num_units, outputs, num = network.first[-1], network.first[-2], len(examples.x)
-    a, z = np.zeros((num_units, LANES), np.float32), np.zeros((num_units, LANES), np.float32)
-    d = np.zeros((num_units - outputs, LANES), np.float32)
-    targets = np.zeros((examples.targets.shape[1], LANES), np.float32)
-    best, most, positions = np.empty(LANES, np.int64), np.empty(LANES, np.float32), np.empty(LANES, np.int32)
+    lanes, num = memory.live.size, len(examples.x)
+    outputs = layout.tensors[layout.output]
+    best, most = np.empty(WIDTH, np.int64), np.empty(WIDTH, np.float32)
+    nothing = np.empty((0, 3), np.int32)
     loss, right, penalty = 0.0, 0.0, 0.0
-    for start in range(0, num, LANES):
-        size = min(LANES, num - start)
-        for lane in range(size):
-            positions[lane] = start + lane
-        _fill(network, examples, positions[:size], a, targets)
-        penalty = _forward(network, parameters, z, a)
-        found = _loss(network, a, targets, size, d)
+    for start in range(0, num, lanes):
+        positions = np.arange(start, min(start + lanes, num)).astype(np.int32)
+        _fill(layout, memory, examples, positions, nothing)
+        penalty = _forward(layout, memory, state, positions.size, False)
+        found = _loss(layout, memory, positions.size)
         loss += found[0]
         right += found[1]
-        _highest(a[outputs:], best, most)
-        for lane in range(size):
-            classes[start + lane] = best[lane]
+        for block in range(memory.live.shape[0]):
+            at = outputs.start + block * outputs.block
+            _highest(memory.a[at : at + outputs.channels * WIDTH].reshape(outputs.channels, WIDTH), best, most)
+            for lane in range(min(WIDTH, positions.size - block * WIDTH)):
+                classes[start + block * WIDTH + lane] = best[lane]
     return loss / num + penalty, right / num

@@ -1,8 +1,8 @@
 """What the sparse engine reads from a compiled Keras model, or why it cannot train it."""
 
-import math
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ from lottery.errors import LotteryError
 from lottery.models import graph, optimizers
 from lottery.models.kerases import is_keras, keras_of
 
-ACTIVATION_LAYERS = ("Activation", "ReLU")
 # Settings of optimizers and of losses that the engine knows with these values only.
 OF_OPTIMIZERS = {
     "clipnorm": None, "clipvalue": None, "global_clipnorm": None, "use_ema": False, "amsgrad": False,
@@ -21,6 +20,10 @@ OF_LOSSES = {
     "label_smoothing": (0,), "ignore_class": (None,), "axis": (-1,),
     "reduction": ("sum_over_batch_size", "mean_with_sample_weight", "auto"),
 }  # fmt: skip
+# The variance's least addend in TensorFlow's fused normalisation, which tf_keras uses for images.
+LEAST_EPSILON = 1.001e-5
+
+Pair = tuple[int, int]  # of rows and columns
 
 
 class Obstacle(Exception):
@@ -28,26 +31,120 @@ class Obstacle(Exception):
 
 
 @dataclass(frozen=True)
-class Layer:
-    """A dense layer, with the names of its variables."""
+class Tensor:
+    """The values that an operation reads or writes, for one example; a vector is an image of one pixel."""
 
-    kernel: str
-    size: int  # of the kernel
-    bias: str | None
-    activation: str
-    l1: float
-    l2: float
+    height: int
+    width: int
+    channels: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """As Keras has it: height, width, channels."""
+        return self.height, self.width, self.channels
 
 
 @dataclass(frozen=True)
-class Chain:
-    """A chain of dense layers, with its loss and its optimizer, by the names of `lottery.sparse.kernels`."""
+class Operation:
+    """One of the operations below, from one tensor to another, by their numbers."""
 
-    layers: tuple[Layer, ...]
-    loss: str
-    threshold: float  # of an output that means the second class of two
-    has_accuracy: bool
-    optimizer: str
+    source: int
+    target: int
+
+
+@dataclass(frozen=True)
+class Linear(Operation):
+    """A dense layer or a convolution, without its activation."""
+
+    kind: str  # "dense", "convolution" or "depthwise"
+    kernel: str  # the name of the variable
+    shape: tuple[int, ...]  # of the kernel
+    bias: str | None
+    l1: float
+    l2: float
+    strides: Pair = (1, 1)
+    before: Pair = (0, 0)  # rows and columns of zeros, above and to the left of the image
+    positions: int = 1  # at which an entry of the kernel is multiplied
+
+
+@dataclass(frozen=True)
+class Activation(Operation):
+    """A function of each value."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Moments(Operation):
+    """The first half of batch normalisation: mean and variance over the batch."""
+
+    gamma: str | None
+    beta: str | None
+
+
+@dataclass(frozen=True)
+class Normalisation(Moments):
+    """The second half, which needs the moments of all examples; names of variables, where it has them."""
+
+    mean: str
+    variance: str
+    momentum: float
+    epsilon: float
+    is_unbiased: bool  # the moving variance divides by the number of values minus 1
+
+
+@dataclass(frozen=True)
+class Pooling(Operation):
+    """The highest value of each window, or the mean."""
+
+    name: str  # "max" or "mean"
+    window: Pair
+    strides: Pair
+    before: Pair
+
+
+@dataclass(frozen=True)
+class Sum(Operation):
+    """The sum of two tensors."""
+
+    other: int
+
+
+@dataclass(frozen=True)
+class Padding(Operation):
+    """An image among zeros."""
+
+    before: Pair
+
+
+@dataclass
+class Network:
+    """A network, with its loss and its optimizer, by the names of `lottery.sparse.kernels`.
+
+    The first tensor is the example, and the last operation writes the outputs.
+    """
+
+    tensors: list[Tensor] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)
+    loss: str = ""
+    threshold: float = 0.0  # of an output that means the second class of two
+    has_accuracy: bool = False
+    optimizer: str = ""
+
+    @property
+    def linear(self) -> list[Linear]:
+        """The operations with prunable weights."""
+        return [operation for operation in self.operations if isinstance(operation, Linear)]
+
+    @property
+    def of_images(self) -> bool:
+        """True if it has convolutions."""
+        return any(operation.kind != "dense" for operation in self.linear)
+
+    def new(self, height: int, width: int, channels: int) -> int:
+        """Add a tensor, and return its number."""
+        self.tensors.append(Tensor(height, width, channels))
+        return len(self.tensors) - 1
 
 
 def refuse_shared_cache() -> None:
@@ -67,7 +164,7 @@ def refuse_shared_cache() -> None:
         )
 
 
-def read(model: Any) -> Chain:
+def read(model: Any) -> Network:
     """Read a compiled model, without enforcement.
 
     Raises:
@@ -76,78 +173,279 @@ def read(model: Any) -> Chain:
     for step in ("train_step", "test_step", "call", "compute_loss"):
         if not is_keras(getattr(type(model), step)):
             raise Obstacle(f"the model has its own {step}")
-    in_order = layers(model)
+    in_order = calls(model)
     refuse_shared_cache()
     from lottery.sparse import kernels  # imports numba, which takes half a second
 
-    names = {id(variable): name for name, variable in weights.variables(model).items()}
-    found: list[Layer] = []
-    for layer in in_order:
-        name = graph.class_name(layer)
-        if name == "Dense":
-            found.append(_dense(layer, names, kernels))
-        elif name in ACTIVATION_LAYERS:
-            if not found or found[-1].activation != "linear":
-                raise Obstacle(f"{weights.plain_name(layer)} follows no dense layer without an activation")
-            if any(layer.get_config().get(key) for key in ("max_value", "negative_slope", "threshold")):
-                raise Obstacle(f"{weights.plain_name(layer)} has a slope, a threshold or a limit")
-            activation = "relu" if name == "ReLU" else _activation(layer, kernels)
-            found[-1] = replace(found[-1], activation=activation)
-    loss, last, threshold = _loss(model, found[-1].activation, kernels)
-    found[-1] = replace(found[-1], activation=last)
-    return Chain(tuple(found), loss, threshold, _has_accuracy(model, loss), _optimizer(model.optimizer, kernels))
+    reader = _Reader(model, kernels)
+    for call in in_order:
+        reader.read(call)
+    network = reader.network
+    last = network.operations[-1]
+    if network.tensors[last.target].shape[:2] != (1, 1):
+        raise Obstacle("the outputs are no vectors")
+    activation = last.name if isinstance(last, Activation) else "linear"
+    network.loss, left, network.threshold = _loss(model, activation, kernels)
+    if left != activation:  # the loss is of what goes into it
+        network.operations.pop()
+    network.has_accuracy = _has_accuracy(model, network.loss)
+    network.optimizer = _optimizer(model.optimizer, kernels)
+    return network
 
 
-def layers(model: Any) -> list[Any]:
-    """List the layers of a chain of dense layers; raise `Obstacle` if it branches, or has a layer of another kind."""
+def calls(model: Any) -> list[graph.LayerCall]:
+    """List the calls of a model's layers; raise `Obstacle` if a layer is not known, or is called twice."""
     if not graph.is_plain(model) or len(model.inputs) != 1 or len(model.outputs) != 1:
-        raise Obstacle("the model is no chain of layers")
-    found: list[Any] = []
-    for call in graph.calls(model):
+        raise Obstacle("the model is no graph of layers from one input to one output")
+    found, layers = graph.calls(model), []
+    for call in found:
         layer, name = call.layer, graph.class_name(call.layer)
         reshapes = name in graph.LAYERS and graph.LAYERS[name].keeps_order
-        if name not in ("Dense", *ACTIVATION_LAYERS) and not reshapes:
+        if name not in _READ and not reshapes:
             raise Obstacle(f"{weights.plain_name(layer)} is a layer of type {type(layer).__name__}")
-        if len(call.inputs) > 1 or layer in found:
-            raise Obstacle(f"{weights.plain_name(layer)} does not only follow the layer before it")
-        found.append(layer)
-    if not any(type(layer).__name__ == "Dense" for layer in found):
-        raise Obstacle("the model has no dense layer")
+        if any(layer is other for other in layers):
+            raise Obstacle(f"{weights.plain_name(layer)} is called more than once")
+        layers.append(layer)
+    if not any(type(layer).__name__ == "Dense" or hasattr(layer, "kernel_size") for layer in layers):
+        raise Obstacle("the model has no dense layer and no convolution")
     return found
 
 
-def _dense(layer: Any, names: dict[int, str], kernels: Any) -> Layer:
-    own = layer.kernel_regularizer
-    others = layer.kernel_constraint, layer.bias_constraint, layer.bias_regularizer, layer.activity_regularizer
+@dataclass(frozen=True)
+class _Value:
+    """What Keras calls a tensor: one of the network's, in a shape of its own, whose entries are in the same order."""
+
+    tensor: int | None  # None for the example, until the first layer that computes says how it is read
+    shape: tuple[int, ...]
+
+
+class _Reader:
+    """Reads a model call by call."""
+
+    def __init__(self, model: Any, kernels: Any) -> None:
+        self.network, self.kernels, self.library = Network(), kernels, keras_of(model).__name__
+        self.names = {id(variable): name for name, variable in weights.variables(model).items()}
+        self._values: dict[int, _Value] = {}
+
+    def read(self, call: graph.LayerCall) -> None:
+        """Add the operations of a call to the network."""
+        layer, name = call.layer, graph.class_name(call.layer)
+        shape = tuple(call.outputs[0].shape[1:])
+        if None in shape:
+            raise Obstacle(f"{weights.plain_name(layer)} has outputs of no fixed size")
+        if not call.inputs:
+            value = _Value(None, shape)
+        elif name in _READ:
+            value = _Value(_READ[name](self, call, shape), shape)
+        else:
+            value = _Value(self._values[id(call.inputs[0])].tensor, shape)
+        self._values[id(call.outputs[0])] = value
+
+    def flat(self, call: graph.LayerCall) -> int:
+        """Return the tensor that a call reads as a vector."""
+        return self._tensor(call, 0)
+
+    def image(self, call: graph.LayerCall, place: int = 0) -> int:
+        """Return the tensor that a call reads in its own shape."""
+        number = self._tensor(call, place)
+        tensor, shape = self.network.tensors[number], self._values[id(call.inputs[place])].shape
+        if (1,) * (3 - len(shape)) + shape != tensor.shape:
+            raise Obstacle(f"{weights.plain_name(call.layer)} takes the entries of another layer in another shape")
+        return number
+
+    def activated(self, layer: Any, source: int) -> int:
+        """Add the activation of a layer to its outputs, if it has one."""
+        name = getattr(layer.activation, "__name__", type(layer.activation).__name__)
+        name = {"swish": "silu"}.get(name, name)
+        if name not in (*self.kernels.ACTIVATIONS, "softmax") or not is_keras(layer.activation):
+            raise Obstacle(f"{weights.plain_name(layer)} has the activation {name}")
+        return self.activation(name, source)
+
+    def activation(self, name: str, source: int) -> int:
+        """Add an activation, if it is any."""
+        if name == "linear":
+            return source
+        if any(isinstance(operation, Activation) and operation.name == "softmax" for operation in self.operations):
+            raise Obstacle("a softmax is not the last layer")
+        return self.add(Activation, source, self.network.tensors[source].shape, name=name)
+
+    def add(self, operation: type[Operation], source: int, made: tuple[int, ...], **settings: Any) -> int:
+        """Add an operation, and return the tensor that it makes, of a shape."""
+        target = self.network.new(*(1,) * (3 - len(made)), *made)
+        self.network.operations.append(operation(source, target, **settings))
+        return target
+
+    @property
+    def operations(self) -> list[Operation]:
+        """The operations so far."""
+        return self.network.operations
+
+    def _tensor(self, call: graph.LayerCall, place: int) -> int:
+        if len(call.inputs) <= place:
+            raise Obstacle(f"{weights.plain_name(call.layer)} does not only follow the layer before it")
+        key = id(call.inputs[place])
+        value = self._values[key]
+        if value.tensor is not None:
+            return value.tensor
+        if self.network.tensors:  # others read the example in the shape that they found
+            return 0
+        if len(value.shape) not in (1, 3):
+            raise Obstacle(f"{weights.plain_name(call.layer)} takes inputs of {len(value.shape)} dimensions")
+        return self.network.new(*(1,) * (3 - len(value.shape)), *value.shape)
+
+
+def _dense(reader: _Reader, call: graph.LayerCall, shape: tuple[int, ...]) -> int:
+    layer = call.layer
+    if len(layer.input.shape) != 2:
+        raise Obstacle(f"{weights.plain_name(layer)} takes inputs of {len(layer.input.shape) - 1} dimensions")
+    own = _weights(layer, reader, layer.kernel, "kernel")
+    return reader.activated(layer, reader.add(Linear, reader.flat(call), shape, kind="dense", **own))
+
+
+def _convolution(reader: _Reader, call: graph.LayerCall, shape: tuple[int, ...]) -> int:
+    layer, source = call.layer, reader.image(call)
+    is_depthwise = graph.class_name(layer) == "DepthwiseConv2D"
+    kernel = getattr(layer, "kernel", None)
+    if is_depthwise and kernel is None:
+        kernel = layer.depthwise_kernel  # of tf_keras
+    if layer.data_format != "channels_last" or tuple(layer.dilation_rate) != (1, 1) or getattr(layer, "groups", 1) != 1:
+        raise Obstacle(f"{weights.plain_name(layer)} has channels first, dilation or groups")
+    own = _weights(layer, reader, kernel, "depthwise" if is_depthwise else "kernel")
+    strides = (layer.strides[0], layer.strides[1])
+    before = _before(layer.padding, reader.network.tensors[source], layer.kernel_size, strides, shape)
+    target = reader.add(
+        Linear, source, shape, kind="depthwise" if is_depthwise else "convolution", strides=strides, before=before,
+        positions=shape[0] * shape[1], **own,
+    )  # fmt: skip
+    return reader.activated(layer, target)
+
+
+def _weights(layer: Any, reader: _Reader, kernel: Any, word: str) -> dict[str, Any]:
+    own = getattr(layer, f"{word}_regularizer")
+    others = getattr(layer, f"{word}_constraint"), layer.bias_constraint, layer.bias_regularizer
     why = ""
     if not layer.trainable or len(layer.variables) != 1 + layer.use_bias:
         why = "is frozen, or has other variables"
-    elif len(layer.input.shape) != 2:
-        why = f"takes inputs of {len(layer.input.shape) - 1} dimensions"
-    elif str(layer.compute_dtype) != "float32":
-        why = f"computes in {layer.compute_dtype}"
-    elif any(part is not None for part in others):
+    elif any(part is not None for part in (*others, layer.activity_regularizer)):
         why = "has a constraint, or a regulariser of its bias or its outputs"
     elif own is not None and not (is_keras(type(own)) and type(own).__name__ in ("L1", "L2", "L1L2")):
         why = f"has the regulariser {type(own).__name__}"
     if why:
         raise Obstacle(f"{weights.plain_name(layer)} {why}")
-    return Layer(
-        kernel=names[id(layer.kernel)],
-        size=math.prod(layer.kernel.shape),
-        bias=names[id(layer.bias)] if layer.use_bias else None,
-        activation=_activation(layer, kernels),
-        l1=float(getattr(own, "l1", 0.0)),
-        l2=float(getattr(own, "l2", 0.0)),
+    _check_precision(layer)
+    return {
+        "kernel": reader.names[id(kernel)],
+        "shape": tuple(kernel.shape),
+        "bias": reader.names[id(layer.bias)] if layer.use_bias else None,
+        "l1": float(getattr(own, "l1", 0.0)),
+        "l2": float(getattr(own, "l2", 0.0)),
+    }
+
+
+def _check_precision(layer: Any) -> None:
+    if str(layer.compute_dtype) != "float32":
+        raise Obstacle(f"{weights.plain_name(layer)} computes in {layer.compute_dtype}")
+
+
+def _before(padding: str, tensor: Tensor, window: Any, strides: Pair, shape: tuple[int, ...]) -> Pair:
+    """Return the rows and columns of zeros before an image."""
+    if padding == "valid":
+        return 0, 0
+    top, left = (
+        max((out - 1) * step + size - length, 0) // 2
+        for out, step, size, length in zip(shape, strides, window, tensor.shape, strict=False)
     )
+    return top, left
 
 
-def _activation(layer: Any, kernels: Any) -> str:
-    name = getattr(layer.activation, "__name__", type(layer.activation).__name__)
-    name = {"swish": "silu"}.get(name, name)
-    if name not in (*kernels.ACTIVATIONS, "softmax") or not is_keras(layer.activation):
-        raise Obstacle(f"{weights.plain_name(layer)} has the activation {name}")
-    return name
+def _activation(reader: _Reader, call: graph.LayerCall, shape: tuple[int, ...]) -> int:
+    layer, source = call.layer, reader.flat(call)
+    if graph.class_name(layer) == "Activation":
+        return reader.activated(layer, source)
+    if any(layer.get_config().get(key) for key in ("max_value", "negative_slope", "threshold")):
+        raise Obstacle(f"{weights.plain_name(layer)} has a slope, a threshold or a limit")
+    return reader.activation("relu", source)
+
+
+def _normalisation(reader: _Reader, call: graph.LayerCall, shape: tuple[int, ...]) -> int:
+    layer = call.layer
+    axis = layer.axis[0] if isinstance(layer.axis, (list, tuple)) else layer.axis
+    settings = ("beta_regularizer", "gamma_regularizer", "beta_constraint", "gamma_constraint", "activity_regularizer")
+    why = ""
+    if axis not in (-1, len(shape)):
+        why = "normalises along another axis than the last"
+    elif not layer.trainable:
+        why = "is frozen"
+    elif getattr(layer, "renorm", False) or getattr(layer, "virtual_batch_size", None):
+        why = "renormalises, or divides the batch"
+    elif any(getattr(layer, setting, None) is not None for setting in settings):
+        why = "has a constraint or a regulariser"
+    if why:
+        raise Obstacle(f"{weights.plain_name(layer)} {why}")
+    _check_precision(layer)
+    names, is_fused = reader.names, bool(getattr(layer, "fused", False))
+    parameters = {
+        "gamma": names[id(layer.gamma)] if layer.scale else None,
+        "beta": names[id(layer.beta)] if layer.center else None,
+    }
+    source = reader.image(call)
+    target = reader.add(Moments, source, shape, **parameters)
+    second = Normalisation(
+        source,
+        target,
+        **parameters,
+        mean=names[id(layer.moving_mean)],
+        variance=names[id(layer.moving_variance)],
+        momentum=float(layer.momentum),
+        epsilon=max(float(layer.epsilon), LEAST_EPSILON) if is_fused else float(layer.epsilon),
+        is_unbiased=is_fused,
+    )
+    reader.operations.append(second)
+    return target
+
+
+def _pooling(reader: _Reader, call: graph.LayerCall, shape: tuple[int, ...]) -> int:
+    layer, source, name = call.layer, reader.image(call), graph.class_name(call.layer)
+    tensor = reader.network.tensors[source]
+    if layer.data_format != "channels_last":
+        raise Obstacle(f"{weights.plain_name(layer)} has channels first")
+    if name.startswith("Global"):
+        window = strides = (tensor.height, tensor.width)
+        before, shape = (0, 0), (1, 1, tensor.channels)
+    else:
+        window, strides = (layer.pool_size[0], layer.pool_size[1]), (layer.strides[0], layer.strides[1])
+        before = _before(layer.padding, tensor, window, strides, shape)
+    kind = "max" if "Max" in name else "mean"
+    return reader.add(Pooling, source, shape, name=kind, window=window, strides=strides, before=before)
+
+
+def _sum(reader: _Reader, call: graph.LayerCall, shape: tuple[int, ...]) -> int:
+    total = reader.image(call)
+    for place in range(1, len(call.inputs)):
+        if (other := reader.network.tensors[reader.image(call, place)]) != reader.network.tensors[total]:
+            raise Obstacle(f"{weights.plain_name(call.layer)} adds tensors of different shapes, {other.shape}")
+        total = reader.add(Sum, total, shape, other=reader.image(call, place))
+    return total
+
+
+def _padding(reader: _Reader, call: graph.LayerCall, shape: tuple[int, ...]) -> int:
+    layer = call.layer
+    if layer.data_format != "channels_last":
+        raise Obstacle(f"{weights.plain_name(layer)} has channels first")
+    (top, _), (left, _) = layer.padding
+    return reader.add(Padding, reader.image(call), shape, before=(top, left))
+
+
+# By the class of a layer, a function that adds its operations and returns the tensor of its outputs.
+_READ: dict[str, Callable[[_Reader, graph.LayerCall, tuple[int, ...]], int]] = {
+    "Dense": _dense,
+    **dict.fromkeys(("Conv2D", "DepthwiseConv2D"), _convolution),
+    **dict.fromkeys(("Activation", "ReLU"), _activation),
+    "BatchNormalization": _normalisation,
+    **dict.fromkeys(("MaxPooling2D", "AveragePooling2D", "GlobalMaxPooling2D", "GlobalAveragePooling2D"), _pooling),
+    "Add": _sum,
+    "ZeroPadding2D": _padding,
+}
 
 
 def _loss(model: Any, activation: str, kernels: Any) -> tuple[str, str, float]:

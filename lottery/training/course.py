@@ -250,7 +250,8 @@ class Course:
         The model is at its start again; for what is returned and raised, see `engines.difference`.
         """
         compiled = self.trainer.loop
-        num_steps = min(engines.NUM_COMPARED, compiled.longest, self.last - self.first)
+        most, largest_share = engines.comparison(self.trainer.network)
+        num_steps = min(most, compiled.longest, self.last - self.first)
         states = []
         for engine, steps in (compiled, 0), (compiled, num_steps), (self.engine, num_steps):
             self._put_at_start()
@@ -259,7 +260,8 @@ class Course:
                 loss_and_accuracy(engine.advance(steps), f"training loss of the first {steps} steps")
             states.append(engine.state())
         self._put_at_start()
-        return engines.difference(*states)
+        start, expected, received = states
+        return engines.difference(start, expected, received, num_steps, largest_share)
 
     def _keep_for_budget(self) -> None:
         """Keep the best network up to the budget, if the first better network comes after it, and takes its place."""

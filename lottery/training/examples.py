@@ -1,12 +1,12 @@
 """What a model takes: examples as numbers, augmented, in batches of a size it knows, with labels of its outputs."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from lottery import weights
+from lottery import randomness, weights
 from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
 from lottery.models.kerases import evaluating, traced_call
@@ -62,6 +62,39 @@ def draws(key: Any, num_images: Any) -> tuple[Any, Any]:
     drawn = tf.random.stateless_uniform([num_images], key, 0, 2 * OFFSETS**2, tf.int32, alg="philox")
     row, rest = drawn // (2 * OFFSETS), tf.math.floormod(drawn, 2 * OFFSETS)
     return tf.stack([row, rest // 2], axis=1), tf.equal(tf.math.floormod(rest, 2), 1)
+
+
+def crops(
+    augment: Collection[str], num_images: int, seed: tuple[int, ...], first_step: int
+) -> Callable[[int], np.ndarray]:
+    """Make a function from a number of steps to what `draws` gives the images of each: row, column, and 1 to flip.
+
+    It returns int32, (steps, images, 3), of the steps that follow. Without a crop, or a flip, these are 0.
+    """
+    import tensorflow as tf
+
+    word, step = augmentation_word(seed), first_step
+    takes = [int("crop" in augment), int("crop" in augment), int("flip" in augment)]
+
+    @tf.function(reduce_retracing=True, autograph=False)
+    def drawn(steps: Any) -> Any:
+        def of_step(number: Any) -> Any:
+            offsets, flipped = draws(tf.stack([word, number]), num_images)
+            return tf.concat([offsets, tf.cast(flipped, tf.int32)[:, None]], axis=1) * takes
+
+        return tf.map_fn(of_step, steps, tf.int32)
+
+    def following(num_steps: int) -> np.ndarray:
+        nonlocal step
+        step += num_steps
+        return np.ascontiguousarray(drawn(tf.range(step - num_steps, step)).numpy())
+
+    return following
+
+
+def augmentation_word(seed: tuple[int, ...]) -> int:
+    """Return the first half of the key of a training's augmentations; the number of the step is the second."""
+    return randomness.seed_for(*seed[:-1], randomness.AUGMENTATION, 1)
 
 
 def augmented(images: Any, key: Any, crop: bool, flip: bool) -> Any:

@@ -156,8 +156,7 @@ def _steps_over_arrays(
 
     def batches(seed: tuple[int, ...], first_step: int = 0) -> Arguments:
         following = randomness.batches(len(split), batch_size, seed, first_step)
-        word = randomness.seed_for(*seed[:-1], randomness.AUGMENTATION, 1)
-        step = first_step
+        word, step = examples.augmentation_word(seed), first_step
 
         def arguments(num_steps: int, before: int = 0) -> tuple[Any, ...]:
             nonlocal step

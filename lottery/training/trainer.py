@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from lottery import masks, weights
 from lottery.data import Splits, Streams
 from lottery.masks import Masks, Weights
-from lottery.training import engines, mirrored
+from lottery.training import engines, examples, mirrored
 from lottery.training.checkpoints import Checkpointer
 from lottery.training.course import Course, OnStep, Watch
 from lottery.training.engines import Engine
@@ -55,7 +56,8 @@ class Trainer:
         self._callbacks: list[Any] = []  # of enforcement; the trace calls those that are here by then
         self.loop: Loop = compile_loop(model, data, settings, augment, self._callbacks)
         # What the sparse engine trains, or why it cannot; and that engine, from the first network that it trains on.
-        self.chain = engines.read(model, data, settings, augment, obstacle)
+        self.network = engines.read(model, data, settings, augment, obstacle)
+        self._augment = augment
         self._sparse: Any = None
         self.seconds_per_step: float | None = None  # in the last call of the compiled steps
         self.schedule_step = schedule_step
@@ -96,9 +98,9 @@ class Trainer:
 
     def engine(self, kept: Masks, name: str | None = None) -> tuple[Engine, str, str]:
         """Return the engine for a network with these masks, its name and the reason; `name` decides if it is given."""
-        chosen, reason = engines.choose(self.chain, self.settings, kept)
+        chosen, reason = engines.choose(self.network, self.settings, kept)
         name = name or chosen
-        if name == "compiled" or isinstance(self.chain, engines.Obstacle):
+        if name == "compiled" or isinstance(self.network, engines.Obstacle):
             return self.loop, "compiled", reason
         if self._sparse is None:
             from lottery.sparse import engine as sparse  # numba takes seconds to compile it, once on a machine
@@ -106,7 +108,13 @@ class Trainer:
             # Tracing makes the slots of the optimizer, which the engine reads.
             self.touched()
             data: Any = self._data  # arrays, or there was no chain
-            self._sparse = sparse.Engine(self.model, self.chain, data, self.settings.batch_size, self.loop.longest)
+            crops = (
+                functools.partial(examples.crops, self._augment, self.settings.batch_size) if self._augment else None
+            )
+            margin = examples.PADDING if "crop" in self._augment else 0
+            self._sparse = sparse.Engine(
+                self.model, self.network, data, self.settings.batch_size, self.loop.longest, crops, margin
+            )
         return self._sparse, name, reason
 
     def at(self, state: Weights, kept: Masks, engine: str | None = None) -> Engine:

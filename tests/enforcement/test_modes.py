@@ -1160,4 +1160,4 @@ def test_a_mode_is_what_its_record_says(monkeypatch):
     several = config.load(tables, {"train": {"devices": "mirrored"}})
     with pytest.raises(LotteryError, match='must be "constraint", "gradient" or "callback" with .*, not "newest"'):
         preparing.prepare(several)
-    assert str(preparing.prepare(config.load(tables)).trainer.chain) == 'run.enforcement is "newest"'
+    assert str(preparing.prepare(config.load(tables)).trainer.network) == 'run.enforcement is "newest"'

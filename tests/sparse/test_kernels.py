@@ -22,8 +22,15 @@ def test_activations_and_their_slopes(name):
     import tensorflow as tf
 
     z = Z.astype(np.float32)
-    slopes, a = z.copy(), np.empty_like(z)
-    kernels.ACTIVATIONS[name](slopes, a)
+    activation, a, slopes = kernels.ACTIVATIONS[name], np.empty_like(z), np.full_like(z, 2)
+    activation.forward(z, a)
+    taken = z if activation.needs_input else a  # else both may lie in one place
+    activation.backward(taken, a, np.ones_like(z), slopes, True)
+    slopes -= 2
+    anew = np.empty_like(z)
+    activation.backward(taken, a, np.ones_like(z), anew, False)
+    np.testing.assert_allclose(slopes, anew, atol=1e-6)
+    slopes = anew
     exact = tf.constant(z, tf.float64)
     with tf.GradientTape() as tape:
         tape.watch(exact)
@@ -37,7 +44,7 @@ def test_activations_and_their_slopes(name):
 @pytest.mark.parametrize("name", kernels.ACTIVATIONS)
 def test_nan_stays_nan(name):
     z, a = np.full(40, np.nan, np.float32), np.zeros(40, np.float32)
-    kernels.ACTIVATIONS[name](z, a)
+    kernels.ACTIVATIONS[name].forward(z, a)
     assert np.isnan(a).all()
 
 
@@ -48,6 +55,7 @@ def test_losses_their_gradients_and_accuracies(name, num, rng):
 
     keras = importlib.import_module("tf_keras" if name.endswith("tf_keras") else "keras")
     units, lanes = 5, 64
+    share = np.float32(1 / num)
     outputs = (3 * rng.normal(size=(units, lanes))).astype(np.float32)
     outputs = 1 / (1 + np.exp(-outputs)) if "probabilities" in name else outputs
     kind, _, of_probabilities = name.partition(" of ")
@@ -63,7 +71,7 @@ def test_losses_their_gradients_and_accuracies(name, num, rng):
         expected = targets[:, :num].T
     d = np.full((units, lanes), 7, np.float32)
     threshold = np.float32(0.5)
-    loss, right = kernels.LOSSES[name](outputs, targets, num, threshold, d)
+    loss, right = kernels.LOSSES[name](outputs, targets, num, threshold, d, share)
 
     exact = tf.constant(outputs[:, :num].T.astype(np.float64))
     with tf.GradientTape() as tape:
@@ -120,7 +128,8 @@ def functions_of(function):
 def test_each_closure_has_a_name_of_its_own():
     """Or two kernels of numba's cache, compiled by two processes, would call each other's."""
     by_name = collections.defaultdict(set)
-    for function in [*kernels.ACTIVATIONS.values(), *kernels.LOSSES.values()]:
+    of_activations = (function for one in kernels.ACTIVATIONS.values() for function in (one.forward, one.backward))
+    for function in [*of_activations, *kernels.LOSSES.values()]:
         for inner in functions_of(function):
             by_name[inner.__qualname__].add(inner.__code__)
     assert len(by_name) > 30 and all(len(codes) == 1 for codes in by_name.values()), by_name
@@ -128,26 +137,26 @@ def test_each_closure_has_a_name_of_its_own():
 
 USING = """
 import sys
+import keras
 import numba
 import numpy as np
-from lottery.sparse import kernels
+from lottery import data
+from lottery.sparse import engine, kernels, reading
 for _ in range(int(sys.argv[1])):  # takes numbers of numba's, as another program would
     numba.njit(lambda x: x)(1)
-activations = [*kernels.ACTIVATIONS]
 def outputs(kind):
     # Of one input and a unit for each activation: what `evaluate` measures as its squared error.
     found = []
-    for place, name in enumerate(activations):
-        network = kernels.Layout(
-            np.array([0, 1, 2]), np.array([0, 1]), np.zeros(1, np.int32), np.zeros(1, np.int64),
-            np.zeros(1, np.float32), np.ones(1, np.float32), np.zeros((1, 3), np.float32), np.array([place]),
-            loss=[*kernels.LOSSES].index("mean_squared_error"), threshold=0.0, update=0,
-        )
-        examples = kernels.Examples(np.full((1, 1), 3, kind), np.ones(1, np.float32), np.zeros((1, 1), np.float32))
-        parameters = np.array([0.25, 0.0], np.float32)
-        kernels.train(network, examples, np.zeros((1, 1), np.int32), np.zeros((1, 5), np.float32), np.zeros(2),
-                      (parameters, np.zeros(2, np.float32), np.zeros(2, np.float32)))
-        found.append(kernels.evaluate(network, examples, parameters, np.zeros(1, int))[0])
+    for name in kernels.ACTIVATIONS:
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, name, kernel_initializer="ones")])
+        model.compile("sgd", "mean_squared_error")
+        model.optimizer.build(model.trainable_variables)
+        x, y = np.full((4, 1), 255 if kind == "uint8" else 1, kind), np.zeros((4, 1), np.float32)
+        splits = data.given((x, y, x, y), data.Data(name="given", validation=2, pixels="unit"))
+        one = engine.Engine(model, reading.read(model), splits, 2, 1)
+        one.begin({}, (1, 2))
+        one.advance(1)
+        found.append(one.evaluate("test")["loss"])
     return found
 for kind in sys.argv[2:]:
     print(*outputs(kind))

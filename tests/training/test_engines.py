@@ -63,7 +63,7 @@ def test_both_engines_train_the_same_network_in_every_mode(library, enforce):
     received = one.train(start, kept, (9,))
     # The compiled loop is there for the comparison of the first steps.
     one.settings = one.settings.model_copy(update={"engine": "compiled"})
-    one.chain = reading.Obstacle('train.engine is "compiled"')
+    one.network = reading.Obstacle('train.engine is "compiled"')
     expected = one.train(start, kept, (9,))
     one.close()
     assert received.engine["engine"] == "sparse" and expected.engine["engine"] == "compiled"
@@ -127,11 +127,12 @@ def test_a_loss_that_is_not_finite_is_noticed():
 def test_an_engine_that_does_not_agree_is_refused(planted, monkeypatch):
     right = kernels.train
 
-    def wrong(network, examples, positions, numbers, sums, state):
-        parameters, before = state[0], state[0].copy()
-        right(network, examples, positions, numbers, sums, state)
+    def wrong(layout, memory, state, *batches):
+        parameters, before = state.parameters, state.parameters.copy()
+        right(layout, memory, state, *batches)
         if planted == "biases":  # are not trained
-            parameters[network.begin[-1] :] = before[network.begin[-1] :]
+            num_weights = layout.places.max() + 1
+            parameters[num_weights:] = before[num_weights:]
         else:  # are trained a twentieth too far
             parameters += 0.05 * (parameters - before)
 
@@ -147,18 +148,18 @@ def test_a_corner_that_rounding_decides_is_no_disagreement(rng):
     received = {name: value + 1e-7 for name, value in expected.items()}
     received["kernel"][:, 3] += 1.0  # a unit went another way
     received["bias"][3] += 0.5
-    assert engines.difference(start, expected, received) == pytest.approx(1.0, abs=1e-6)
+    assert engines.difference(start, expected, received, 10, 0.01) == pytest.approx(1.0, abs=1e-6)
     received["bias"] += 0.5
     with pytest.raises(LotteryError, match="the weights of bias have gone"):
-        engines.difference(start, expected, received)
+        engines.difference(start, expected, received, 10, 0.01)
     expected["bias"], received["bias"] = start["bias"], start["bias"] + 1e-3  # and must not have been trained
     with pytest.raises(LotteryError, match="the weights of bias have gone 0 and are 0.001 apart"):
-        engines.difference(start, expected, received)
+        engines.difference(start, expected, received, 10, 0.01)
 
 
 def test_auto_counts(monkeypatch):
     one = trainer(engine="auto")
-    assert "too short to gain" in str(one.chain)
+    assert "too short to gain" in str(one.network)
     monkeypatch.setattr(engines, "LEAST_WORK", 1)
     one = trainer(engine="auto")
     sizes = {name: value.size for name, value in weights.read(one.model).items()}
@@ -196,7 +197,7 @@ def branched(library):
     keras = importlib.import_module(library)
     inputs = keras.Input((6,))
     hidden = keras.layers.Dense(6, "relu")(inputs)
-    model = keras.Model(inputs, last(keras)(keras.layers.Add()([inputs, hidden])))
+    model = keras.Model(inputs, last(keras)(keras.layers.Concatenate()([inputs, hidden])))
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
 
@@ -218,9 +219,28 @@ def with_optimizer(name, **keys):
 
 OBSTACLES = {
     "of type Dropout": built(lambda keras: keras.layers.Dropout(0.5), last),
-    "of type BatchNormalization": built(lambda keras: keras.layers.BatchNormalization(), last),
-    "of type Add": branched,
-    "does not only follow the layer before it": used_twice,
+    "of type LayerNormalization": built(lambda keras: keras.layers.LayerNormalization(), last),
+    "of type Concatenate": branched,
+    "is called more than once": used_twice,
+    "normalises along another axis": built(
+        lambda keras: keras.layers.Reshape((2, 3, 1)),
+        lambda keras: keras.layers.BatchNormalization(axis=1),
+        lambda keras: keras.layers.Flatten(),
+        last,
+    ),
+    "has channels first, dilation or groups": built(
+        lambda keras: keras.layers.Reshape((2, 3, 1)),
+        lambda keras: keras.layers.Conv2D(2, 2, padding="same", dilation_rate=2),
+        lambda keras: keras.layers.Flatten(),
+        last,
+    ),
+    "takes the entries of another layer in another shape": built(
+        lambda keras: keras.layers.Dense(6),
+        lambda keras: keras.layers.Reshape((2, 3, 1)),
+        lambda keras: keras.layers.Conv2D(2, 2),
+        lambda keras: keras.layers.Flatten(),
+        last,
+    ),
     "has the activation <lambda>": built(lambda keras: keras.layers.Dense(4, lambda x: x * x), last),
     "has a constraint": built(lambda keras: keras.layers.Dense(4, kernel_constraint="non_neg"), last),
     "or a regulariser of its bias": built(lambda keras: keras.layers.Dense(4, bias_regularizer="l2"), last),
@@ -267,8 +287,7 @@ RUN = {
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"model": {"name": "conv_2"}}, "of type Conv2D"),
-        ({"data": {"augment": ["flip"]}}, "augmented"),
+        ({"data": {"augment": ["flip"], "pixels": "unit_norm"}}, "each augmented image is scaled by its own length"),
         ({"run": {"enforcement": "tfmot"}}, 'run.enforcement is "tfmot"'),
         ({"train": {"precision": "mixed_bfloat16"}}, "computes in bfloat16"),
         ({"train": {"optimizer": "rmsprop"}}, "RMSprop"),

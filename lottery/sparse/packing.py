@@ -1,0 +1,471 @@
+"""From a network and its masks to the arrays that `lottery.sparse.kernels` works on.
+
+Examples lie in lanes: a vector has one value of one entry of `WIDTH` examples, and a batch is a number of such blocks.
+A tensor is an array ``[block][channel][row][column][lane]``. Around each image lie zeros, as many as a convolution that
+reads it, or whose gradients are read from it, can reach; nothing ever writes there.
+
+A layer with weights is a *pass* over its outputs. For each output channel, a pass has a list of the weights that are
+left: the value of each, and where it reads, as an offset from the corner of the window. The passes of a convolution and
+of a dense layer differ in their lists alone. So do outputs and gradients of inputs: those have the same weights, sorted
+by input channel, and the offsets lead into the gradients of the outputs. A stride of two divides the inputs into four
+passes, because even and odd rows and columns are reached by different weights.
+
+A pass goes tile by tile. A tile is `TILE` vectors of outputs that stay in registers while the list is gone through:
+neighbours in a row, and, where a row is shorter, the same places of following rows or blocks. Where the window that a
+tile reads does not fit into the first cache, the list is divided into chunks of channels.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from lottery.sparse import kernels
+from lottery.sparse.kernels import TILE, WIDTH
+from lottery.sparse.reading import (
+    Activation,
+    Linear,
+    Moments,
+    Network,
+    Normalisation,
+    Operation,
+    Padding,
+    Pair,
+    Pooling,
+    Sum,
+)
+
+# Of the first cache, the part that the window of a tile may take.
+WINDOW_BYTES = 28 * 1024
+NARROW = 8  # images of fewer columns are gone through with all blocks at once
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lies: lengths in vectors, of an image with its zeros."""
+
+    first: int  # the start of the tensor in memory
+    corner: int  # from the start of a block to its first value
+    row: int
+    plane: int  # a channel
+    block: int
+
+    def at(self, channel: Any, row: Any, column: Any) -> Any:
+        """Return the offset of entries from the corner of their block."""
+        return channel * self.plane + row * self.row + column
+
+
+class Packer:
+    """A network for batches of one size: where everything lies, whatever the masks are."""
+
+    def __init__(self, network: Network, batch_size: int) -> None:
+        self.network, self.num_blocks = network, -(-batch_size // WIDTH)
+        self.places: list[Place] = []
+        first, shared = 0, self._shared()
+        for number, tensor in enumerate(network.tensors):
+            if shared[number] != number:
+                self.places.append(self.places[shared[number]])
+                continue
+            reach = [each for other, own in enumerate(shared) if own == number for each in self._reach(other)]
+            top, left, bottom, right = np.max([(0, 0, 0, 0), *reach], axis=0).tolist()
+            row = left + tensor.width + right
+            plane = (top + tensor.height + bottom) * row
+            # Odd numbers of vectors, so that channels and blocks do not fall on the same lines of a cache.
+            plane += plane % 2 == 0
+            block = tensor.channels * plane
+            block += block % 2 == 0
+            self.places.append(Place(first, top * row + left, row, plane, block))
+            first += self.num_blocks * block
+        self.size = first * WIDTH
+
+    @cached_property
+    def wide(self) -> list[bool]:
+        """For each operation, if it takes all blocks at once."""
+        tensors = self.network.tensors
+        return [
+            (isinstance(operation, Linear) and operation.kind == "dense")
+            or max(tensors[operation.source].width, tensors[operation.target].width) < NARROW
+            for operation in self.network.operations
+        ]
+
+    @cached_property
+    def readers(self) -> list[list[Operation]]:
+        """For each tensor, the operations that read it."""
+        found: list[list[Operation]] = [[] for _ in self.network.tensors]
+        for operation in self.network.operations:
+            found[operation.source].append(operation)
+            if isinstance(operation, Sum):
+                found[operation.other].append(operation)
+        return found
+
+    def _shared(self) -> list[int]:
+        """Return for each tensor the first tensor in whose place it lies: an activation or a sum may take its source's.
+
+        Nobody else reads such a source, not even what wrote it, for its gradients.
+        """
+        found = list(range(len(self.network.tensors)))
+        writers = {operation.target: operation for operation in self.network.operations}
+        for operation in self.network.operations:
+            fits = isinstance(operation, Sum) or (
+                isinstance(operation, Activation) and not kernels.ACTIVATIONS[operation.name].needs_input
+            )
+            is_only = self.readers[operation.source] == [operation]
+            if fits and is_only and isinstance(writers.get(operation.source), (Linear, Normalisation, Sum, Padding)):
+                found[operation.target] = found[operation.source]
+        return found
+
+    def _reach(self, number: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield how many rows and columns of zeros the convolutions at a tensor need: above, left, below, right."""
+        tensors = self.network.tensors
+        for operation in self.network.linear:
+            if operation.kind == "dense" or number not in (operation.source, operation.target):
+                continue
+            before, after = [], []
+            for axis in range(2):
+                window, step, zeros = operation.shape[axis], operation.strides[axis], operation.before[axis]
+                taken, made = tensors[operation.source].shape[axis], tensors[operation.target].shape[axis]
+                if number == operation.source:
+                    before.append(zeros)
+                    after.append((made - 1) * step + window - zeros - taken)
+                else:
+                    before.append((window - 1 - zeros) // step)
+                    after.append((taken - 1 + zeros) // step - (made - 1))
+            yield before[0], before[1], after[0], after[1]
+
+    def pack(self, entries: Mapping[str, np.ndarray], data: "Scaled") -> kernels.Layout:
+        """Make the arrays of a network.
+
+        Args:
+            entries: By variable, in the order of the parameters, the positions of the entries that are left. Kernels
+                come first. The moving statistics are not among them.
+            data: How examples are scaled.
+        """
+        return _Packing(self, entries).layout(data)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """What is taken off each entry of an example, and by what the rest is multiplied."""
+
+    mean: np.ndarray
+    scale: np.ndarray
+    crop: int  # rows and columns of zeros around an image that is cropped
+
+
+@dataclass
+class _List:
+    """The weights of a pass, in no order yet; one entry each."""
+
+    row: np.ndarray  # which output it is of
+    channel: np.ndarray  # which channel it reads
+    offset: np.ndarray  # where it reads, in vectors
+    place: np.ndarray  # among the parameters
+
+
+class _Packing:
+    """The arrays of a network under one mask."""
+
+    def __init__(self, packer: Packer, entries: Mapping[str, np.ndarray]) -> None:
+        self.packer, self.network, self.entries = packer, packer.network, entries
+        self.first, total = {}, 0
+        for name, left in entries.items():
+            self.first[name], total = total, total + len(left)
+        self.passes: list[dict[str, int]] = []
+        self.arrays: dict[str, list[np.ndarray]] = {
+            name: [] for name in ("begin", "targets", "offsets", "places", "tiles")
+        }
+        self.lengths = dict.fromkeys(self.arrays, 0)
+        self.num_cells = self.num_channels = 0
+
+    def layout(self, data: Scaled) -> kernels.Layout:
+        """Make all arrays."""
+        network, packer = self.network, self.packer
+        operations = [self._operation(number) for number in range(len(network.operations))]
+        self._order_gradients(operations)
+        for operation in operations:
+            if operation["kind"] in (kernels.ACTIVATION, kernels.SUM):
+                for role in ("source", "target", "other"):
+                    operation[role] += len(packer.places)
+        arrays = {name: np.concatenate([*parts, np.zeros(0, np.int64)]) for name, parts in self.arrays.items()}
+        features, targets = self._inputs()
+        phases, runs = self._order()
+        return kernels.Layout(
+            operations=_table(operations, kernels.OPERATION),
+            constants=np.array([self._constants(operation) for operation in network.operations], np.float32),
+            passes=_table(self.passes, kernels.PASS),
+            tensors=_table([*self._tensors(False), *self._tensors(True)], kernels.TENSOR),
+            phases=phases,
+            runs=runs,
+            begin=arrays["begin"],
+            targets=arrays["targets"] * WIDTH,
+            offsets=(arrays["offsets"] * WIDTH).astype(np.int32),
+            places=arrays["places"].astype(np.int32),
+            tiles=arrays["tiles"].reshape(-1, 3),
+            features=features,
+            inputs=targets * WIDTH,
+            mean=data.mean[features],
+            scale=data.scale[features],
+            crop=data.crop,
+            penalties=self._penalties(),
+            output=network.operations[-1].target,
+            num_cells=self.num_cells,
+            num_channels=self.num_channels,
+            loss=[*kernels.LOSSES].index(network.loss),
+            threshold=network.threshold,
+            update=[*kernels.OPTIMIZERS].index(network.optimizer),
+        )
+
+    def _tensors(self, in_rows: bool) -> Iterator[dict[str, int]]:
+        """Describe the tensors; with `in_rows`, a vector is a row of one channel, for operations on each value."""
+        for tensor, place in zip(self.network.tensors, self.packer.places, strict=True):
+            lengths = {"row": place.row, "plane": place.plane, "block": place.block}
+            width, channels = (tensor.channels, 1) if in_rows and place.plane == 1 else (tensor.width, tensor.channels)
+            yield {
+                "height": tensor.height, "width": width, "channels": channels,
+                "start": (place.first + place.corner) * WIDTH,
+                **{name: length * WIDTH for name, length in lengths.items()},
+            }  # fmt: skip
+
+    def _order(self) -> tuple[np.ndarray, np.ndarray]:
+        """Divide the operations into phases, and phases into runs; see `kernels.Layout`.
+
+        A phase goes block by block, or takes all blocks at once, and a run of operations on each value goes channel by
+        channel, so that what is small stays in the second cache from one operation to the next. Normalisation needs the
+        sums over all blocks, so a phase ends after its first half.
+        """
+        operations, tensors = self.network.operations, list(self._tensors(True))
+        phases, runs = [], []
+        for number, operation in enumerate(operations):
+            is_wide, by_value = self.packer.wide[number], isinstance(operation, (Activation, Sum))
+            by_channel = not is_wide and (by_value or isinstance(operation, Moments))
+            channels = self.network.tensors[operation.source].channels
+            channels = tensors[operation.source]["channels"] if by_value else channels
+            before = operations[number - 1] if number else None
+            is_new = before is None or is_wide != self.packer.wide[number - 1] or isinstance(operation, Normalisation)
+            if is_new:
+                phases.append([len(runs), 0, self.packer.num_blocks if is_wide else 1])
+            at_once = 1 if by_channel else channels
+            if is_new or not by_channel or runs[-1][2:] != [channels, at_once]:
+                runs.append([number, 0, channels, at_once])
+            runs[-1][1], phases[-1][1] = number + 1, len(runs)
+        return np.array(phases, np.int64), np.array(runs, np.int64)
+
+    def _operation(self, number: int) -> dict[str, int]:
+        """Describe an operation by numbers."""
+        operation = self.network.operations[number]
+        described = {
+            "kind": kernels.KINDS.index(type(operation).__name__), "source": operation.source,
+            "target": operation.target, "other": getattr(operation, "other", -1),
+        }  # fmt: skip
+        if isinstance(operation, Linear):
+            described |= self._linear(operation, self.packer.wide[number])
+        elif isinstance(operation, Activation):
+            described |= {"function": [*kernels.ACTIVATIONS].index(operation.name)}
+        elif isinstance(operation, (Moments, Normalisation)):
+            described |= {
+                "gamma": self._at(operation.gamma), "beta": self._at(operation.beta), "channel": self.num_channels,
+            }  # fmt: skip
+            if isinstance(operation, Normalisation):
+                self.num_channels += self.network.tensors[operation.source].channels
+        elif isinstance(operation, Pooling):
+            described |= {
+                "function": ("max", "mean").index(operation.name), "height": operation.window[0],
+                "width": operation.window[1], "down": operation.strides[0], "right": operation.strides[1],
+                "top": operation.before[0], "left": operation.before[1],
+            }  # fmt: skip
+        elif isinstance(operation, Padding):
+            described |= {"top": operation.before[0], "left": operation.before[1]}
+        return described
+
+    def _at(self, name: str | None) -> int:
+        return -1 if name is None else self.first[name]
+
+    def _constants(self, operation: Operation) -> tuple[float, ...]:
+        if not isinstance(operation, Normalisation):
+            return 0.0, 0.0, 0.0, 0.0
+        return operation.epsilon, operation.momentum, 1 - operation.momentum, float(operation.is_unbiased)
+
+    def _order_gradients(self, operations: list[dict[str, int]]) -> None:
+        """Say which tensors need gradients, and which operation writes them first, so that others add."""
+        needed = {0: False}
+        for operation in operations:
+            sources = [operation["source"], *([operation["other"]] if operation["other"] >= 0 else [])]
+            has_weights = operation["kind"] in (kernels.LINEAR, kernels.NORMALISATION)
+            needed[operation["target"]] = has_weights or any(needed[source] for source in sources)
+        written: set[int] = set()
+        for operation in reversed(operations):
+            for role in ("source", "other"):
+                tensor = operation[role]
+                # The second half of a normalisation comes first here; the gradients of its inputs are the first's.
+                if tensor >= 0 and operation["kind"] != kernels.NORMALISATION:
+                    # What shares a place with the target has its gradients, too, but for the slope of an activation.
+                    is_there = operation["kind"] == kernels.SUM and self._is_shared(operation, tensor)
+                    operation[f"{role}_needed"] = int(needed[tensor] and not is_there)
+                    operation[f"{role}_adds"] = int(tensor in written)
+                    written.add(tensor)
+
+    def _is_shared(self, operation: dict[str, int], tensor: int) -> bool:
+        return self.packer.places[tensor] is self.packer.places[operation["target"]]
+
+    # --- Passes.
+
+    def _linear(self, operation: Linear, is_wide: bool) -> dict[str, int]:
+        """Make the passes of a layer: its outputs, and the gradients of its inputs."""
+        source, target = (self.packer.places[number] for number in (operation.source, operation.target))
+        taken, made = (self.network.tensors[number] for number in (operation.source, operation.target))
+        left = np.unravel_index(self.entries[operation.kernel], operation.shape)
+        places = self.first[operation.kernel] + np.arange(len(left[0]))
+        first = len(self.passes)
+        if operation.kind == "dense":
+            inputs = source.at(*_flat(np.arange(operation.shape[0]), taken.shape))
+            outputs = np.arange(operation.shape[1]) * target.plane
+            of_inputs = _List(left[1], left[0] * 0, inputs[left[0]], places)
+            of_outputs = _List(left[0], left[1] * 0, outputs[left[1]], places)
+            self._pass(of_inputs, outputs, (source, target), (1, 1), (1, 1), is_wide, (1, 1))
+            self._pass(of_outputs, inputs, (target, source), (1, 1), (1, 1), is_wide, (1, 1))
+        else:
+            self._convolution(operation, left, places, is_wide)
+        cells = len(places) * (1 if made.shape[:2] == (1, 1) else WIDTH)
+        described = {
+            "bias": self._at(operation.bias), "first_pass": first, "last_pass": len(self.passes),
+            "cells": self.num_cells, "is_single": int(made.shape[:2] == (1, 1)),
+        }  # fmt: skip
+        self.num_cells += cells
+        return described
+
+    def _convolution(self, operation: Linear, left: tuple[np.ndarray, ...], places: np.ndarray, is_wide: bool) -> None:
+        source, target = (self.packer.places[number] for number in (operation.source, operation.target))
+        taken, made = (self.network.tensors[number] for number in (operation.source, operation.target))
+        y, x, inputs, outputs = left
+        if operation.kind == "depthwise":
+            outputs = inputs * operation.shape[3] + outputs
+        # Each output of a depthwise layer reads one channel, so there is no window to divide into chunks.
+        by_channel = 0 if operation.kind == "depthwise" else 1
+        (down, right), (top, before) = operation.strides, operation.before
+        window = operation.shape[:2]
+        listed = _List(outputs, inputs * by_channel, source.at(inputs, y - top, x - before), places)
+        targets = np.arange(made.channels) * target.plane
+        self._pass(listed, targets, (source, target), made.shape[:2], (down, right), is_wide, window)
+        for row in range(down):
+            for column in range(right):
+                fits = ((row + top - y) % down == 0) & ((column + before - x) % right == 0)
+                offsets = target.at(outputs, (row + top - y) // down, (column + before - x) // right)
+                listed = _List(inputs[fits], outputs[fits] * by_channel, offsets[fits], places[fits])
+                targets = source.at(np.arange(taken.channels), row, column)
+                grid = -(-(taken.height - row) // down), -(-(taken.width - column) // right)
+                size = -(-window[0] // down), -(-window[1] // right)
+                self._pass(listed, targets, (target, source), grid, (1, 1), is_wide, size, (down, right))
+
+    def _pass(
+        self,
+        listed: _List,
+        targets: np.ndarray,
+        places: tuple[Place, Place],
+        grid: Pair,
+        steps: Pair,
+        is_wide: bool,
+        window: Sequence[int],
+        target_steps: Pair = (1, 1),
+    ) -> None:
+        """Add a pass: over a grid of positions, from which it reads and to which it writes in steps."""
+        source, target = places
+        num_channels = int(listed.channel.max(initial=0)) + 1
+        most = max(1, WINDOW_BYTES // (_window(grid, steps, window, is_wide) * WIDTH * 4))
+        num_chunks = -(-num_channels // most)
+        chunk = listed.channel // -(-num_channels // num_chunks)
+        order = np.lexsort((listed.offset, listed.row, chunk))
+        counts = np.bincount(chunk * len(targets) + listed.row, minlength=num_chunks * len(targets))
+        along = (source.block, target.block) if is_wide else (source.row * steps[0], target.row * target_steps[0])
+        described = {
+            "rows": len(targets), "chunks": num_chunks, "step": target_steps[1] * WIDTH,
+            "source_group": along[0] * WIDTH, "target_group": along[1] * WIDTH, "is_wide": int(is_wide),
+        }  # fmt: skip
+        for name, values in (
+            ("begin", self.lengths["offsets"] + np.concatenate([[0], np.cumsum(counts)])),
+            ("targets", targets),
+            ("offsets", listed.offset[order]),
+            ("places", listed.place[order]),
+            ("tiles", self._tiles(places, grid, steps, target_steps, is_wide)),
+        ):
+            described[f"first_{name}"] = self.lengths[name]
+            self.arrays[name].append(values.reshape(-1))
+            self.lengths[name] += len(values)
+        described["last_tile"] = self.lengths["tiles"]
+        self.passes.append(described)
+
+    def _tiles(
+        self, places: tuple[Place, Place], grid: Pair, steps: Pair, target_steps: Pair, is_wide: bool
+    ) -> np.ndarray:
+        """List the tiles of a grid: the form of each, and where it reads and writes, from the corner of a block."""
+        source, target = places
+        height, width = grid
+        found: list[tuple[int, int, int]] = []
+        column = 0
+        for size in kernels.SIZES:
+            if size > 1 and steps[1] > kernels.LARGEST_STEP:
+                continue
+            while column + size <= width:
+                for outer in range(height if is_wide else 1):
+                    inner, num_inner = 0, self.packer.num_blocks if is_wide else height
+                    while inner < num_inner:
+                        most = min(TILE // size, num_inner - inner)
+                        groups = next(groups for groups in kernels.SIZES if groups <= most)
+                        block, row = (inner, outer) if is_wide else (0, inner)
+                        reads = block * source.block + row * steps[0] * source.row + column * steps[1]
+                        writes = block * target.block + row * target_steps[0] * target.row + column * target_steps[1]
+                        form = kernels.FORMS.index(
+                            (size, groups, min(steps[1], kernels.LARGEST_STEP) if size > 1 else 1)
+                        )
+                        found.append((form, reads * WIDTH, writes * WIDTH))
+                        inner += groups
+                column += size
+        return np.array(found, np.int64).reshape(-1, 3)
+
+    # --- Inputs and penalties.
+
+    def _inputs(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return which entries of an example are read, and where each is written."""
+        shape = self.network.tensors[0].shape
+        features = np.arange(np.prod(shape))
+        readers = self.packer.readers[0]
+        if all(isinstance(reader, Linear) and reader.kind == "dense" for reader in readers):
+            read = [
+                np.unravel_index(self.entries[one.kernel], one.shape)[0] for one in readers if isinstance(one, Linear)
+            ]
+            features = np.unique(np.concatenate(read))
+        return features, self.packer.places[0].at(*_flat(features, shape))
+
+    def _penalties(self) -> np.ndarray:
+        """Return for each kernel with a penalty its first and its last parameter, l1 and l2."""
+        found = [
+            (self.first[one.kernel], self.first[one.kernel] + len(self.entries[one.kernel]), one.l1, one.l2)
+            for one in self.network.linear
+            if one.l1 or one.l2
+        ]
+        return np.array(found, np.float64).reshape(-1, 4)
+
+
+def _flat(entries: np.ndarray, shape: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return channel, row and column of entries that are numbered in Keras' order."""
+    row, column, channel = np.unravel_index(entries, shape)
+    return channel, row, column
+
+
+def _window(grid: Pair, steps: Pair, window: Sequence[int], is_wide: bool) -> int:
+    """Count the vectors of a channel that a tile reads."""
+    size = next((size for size in kernels.SIZES if size <= grid[1]), 1)
+    groups = TILE // size
+    columns = (size - 1) * steps[1] + window[1]
+    rows = groups * window[0] if is_wide else (groups - 1) * steps[0] + window[0]
+    return rows * columns
+
+
+def _table(rows: list[dict[str, int]], kind: np.dtype) -> np.ndarray:
+    """Make a table of numbers with named columns; what a row does not name is 0."""
+    table = np.zeros(len(rows), kind)
+    for number, row in enumerate(rows):
+        for name, value in row.items():
+            table[number][name] = value
+    return table
