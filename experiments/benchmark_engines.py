@@ -10,8 +10,11 @@ images of the same shape. It prints
   wrappers of tensorflow_model_optimization (tfmot), is a step of the sparse engine;
 - the seconds that the first use of the sparse engine on a machine takes, and a later one in another process.
 
-Three options measure something else instead. They can be combined:
+Other options measure something else instead. They can be combined:
 
+- `--network`: steps of the network of a built-in experiment, as `resnet_20_cifar10`, with its batches, optimizer and
+  augmentation, on random images of the shape of CIFAR-10. Its masks are of the initial weights, pruned by magnitude as
+  the experiment prunes;
 - `--whole`: the README's MNIST experiment, with both controls, as whole `lottery run` commands with
   `train.engine = "compiled"` and `"auto"` in turns: seconds of the commands, and of the sparsest ten rounds;
 - `--original`: a network of five small dense layers (softsign, with a tanh output) on made-up data, in the same way:
@@ -21,6 +24,7 @@ Three options measure something else instead. They can be combined:
 
 Commands:
     python experiments/benchmark_engines.py --data mnist.npz --json engines.json
+    python experiments/benchmark_engines.py --network resnet_20_cifar10 --repetitions 5 --steps 3
     python experiments/benchmark_engines.py --data mnist.npz --whole
     python experiments/benchmark_engines.py --data mnist.npz --original --agreement
 
@@ -32,6 +36,8 @@ are equally fast depends on the network, but `"auto"` uses one threshold for all
 """
 
 import contextlib
+import fnmatch
+import itertools
 import math
 import os
 import statistics
@@ -39,7 +45,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -76,12 +82,15 @@ from benchmark_training import (
 from rich.console import Console
 
 import lottery
-from lottery import enforcement, masks, weights
+from lottery import config, data, enforcement, masks, weights
 from lottery.analysis import costs
+from lottery.models import networks
 from lottery.pipeline import environment, presets
 from lottery.runs import store
 from lottery.runs.stored import StoredRound, stored_rounds
 from lottery.statistics import intervals
+from lottery.training import compiling, schedules
+from lottery.training.examples import example_batch
 from lottery.training.trainer import Trainer
 
 ENGINES = ("compiled", "auto")
@@ -110,6 +119,9 @@ Turns = Annotated[int, typer.Option("--turns", min=1, help="Turns of whole runs,
 NetworkSteps = Annotated[
     int | None, typer.Option("--network-steps", min=1, help="Training steps of each network of the runs it makes.")
 ]
+Network = Annotated[
+    str, typer.Option("--network", help="Measure steps of the network of a built-in experiment.", metavar="EXPERIMENT")
+]
 Whole = Annotated[bool, typer.Option("--whole", help="Measure whole runs of the README's MNIST experiment.")]
 Original = Annotated[bool, typer.Option("--original", help="Measure whole runs of a small network with softsign.")]
 Agreement = Annotated[bool, typer.Option("--agreement", help="Compare the accuracies that the engines reach.")]
@@ -122,6 +134,7 @@ def main(
     repetitions: Repetitions = 7,
     steps: Steps = 917,
     threads: Threads = 1,
+    network: Network = "",
     whole: Whole = False,
     original: Original = False,
     agreement: Agreement = False,
@@ -138,7 +151,11 @@ def main(
     with framed(about, json_file) as (console, results), tempfile.TemporaryDirectory() as folder:
         of_threads = [f"run.num_threads={threads}"]
         words = [*of_threads, *data_words(data_file, Path(folder))]
-        if not (whole or original or agreement):
+        if network:
+            settings = network, threads, wanted, repetitions, steps
+            results["network"] = found = in_fresh_process(measure_network, *settings)
+            print_network(console, found, f"{network}; turns: {repetitions}, steps per turn: {steps}")
+        if not (network or whole or original or agreement):
             run = run or short_run(words, min(wanted), network_steps or MASKS, Path(folder))
             settings = run, data_file, threads, wanted, repetitions, steps
             results["steps"] = measured = in_fresh_process(measure_engines, *settings)
@@ -215,6 +232,73 @@ def measure_engines(
         "round": {name: stored.round for name, stored in found.items()},
         "images": len(splits.validation), **taken, "evaluations": evaluations,
     }  # fmt: skip
+
+
+def measure_network(
+    name: str, threads: int, densities: Iterable[float], repetitions: int, steps: int
+) -> dict[str, Any]:
+    """Measure steps of both engines on a network of the field, in a process of its own."""
+    import keras
+
+    environment.use_threads(threads)
+    experiment = config.load(presets.named(name))
+    generator = np.random.default_rng(0)
+    x, y = generator.integers(0, 256, (2000, 32, 32, 3), np.uint8), generator.integers(0, 10, 2000)
+    splits = data.split({"x_train": x, "y_train": y, "x_test": x[:500], "y_test": y[:500]}, data.Data(validation=200))
+    settings = experiment.train.model_copy(update={"engine": "sparse"})
+    engines, masks_of = {}, _masks_of(experiment, densities)
+    with contextlib.ExitStack() as stack:
+        for kind in ("compiled", *masks_of):
+            keras.utils.set_random_seed(0)
+            model, step = networks.named(experiment.model.name)((32, 32, 3), 10), schedules.step_variable()
+            compiling.compile_model(model, settings, example_batch(splits)[0], step)
+            made = Trainer(model, splits, settings, enforcement.constraint, step, experiment.data.augment)
+            stack.enter_context(contextlib.closing(made)).hold()
+            kept = masks_of[kind](weights.read(model)) if kind in masks_of else masks.ones_like(weights.read(model))
+            made.set_masks(kept)
+            weights.assign(model, masks.apply(weights.read_state(model), kept))
+            engines[kind] = made.loop if kind == "compiled" else made.engine(kept, "sparse")[0]
+            engines[kind].begin(kept, SEED)
+        contestants = {kind: looping(engine) for kind, engine in engines.items()}
+        return measure_steps(contestants, repetitions, steps)
+
+
+def _masks_of(experiment: Any, densities: Iterable[float]) -> dict[str, Callable[[masks.Weights], masks.Masks]]:
+    """Make functions from initial weights to masks, by density."""
+
+    def made(density: float) -> Callable[[masks.Weights], masks.Masks]:
+        def of_weights(arrays: masks.Weights) -> masks.Masks:
+            if experiment.prune.scope == "global":
+                left = np.quantile(np.concatenate([np.abs(one).ravel() for one in arrays.values()]), 1 - density)
+                return {name: np.abs(one) >= left for name, one in arrays.items()}
+            rates = dict.fromkeys(arrays, experiment.prune.rate)
+            for pattern, rate in experiment.prune.rates.items():
+                rates |= {name: rate for name in arrays if fnmatch.fnmatch(name, pattern)}
+            for round_ in itertools.count():
+                kept = {
+                    name: np.abs(one) >= np.quantile(np.abs(one), 1 - (1 - rates[name]) ** round_)
+                    for name, one in arrays.items()
+                }
+                if masks.density(kept) <= density:
+                    return kept
+            raise AssertionError
+
+        return of_weights
+
+    return {f"{density:g}": made(density) for density in densities}
+
+
+def print_network(console: Console, measured: Mapping[str, Any], about: str) -> None:
+    """Print the milliseconds of a step, and the ratios."""
+    times = measured["steps"]
+    lines = [["compiled", "", *milliseconds(times["compiled"]), "", ""]]
+    for name in times:
+        if name == "compiled":
+            continue
+        ratios = [one / other for one, other in zip(times[name], times["compiled"], strict=True)]
+        values = [f"{statistics.median(ratios):.2f}", value_range(ratios, "{:.2f}")]
+        lines.append(["sparse", name, *milliseconds(times[name]), *values])
+    print_table(console, about, ["engine", "density", "ms", "min..max", "to compiled", "min..max"], lines)
 
 
 def measure_start(data_file: Path | None, threads: int, folder: Path) -> list[dict[str, float]]:

@@ -126,8 +126,8 @@ class Engine:
         columns = [decay, *self._optimizer.numbers(own, rates, counts.astype(np.float32))]
         numbers = np.column_stack([np.broadcast_to(np.float32(column), len(positions)) for column in columns])
         sums = self._sums.numpy() if before else np.zeros(2)
-        examples, crops = self._splits["train"], self._drawn(len(positions))
-        kernels.train(self._layout, self._memory, self._state, examples, positions, crops, numbers, sums)
+        batches = kernels.Batches(positions, self._drawn(len(positions)), numbers)
+        kernels.train(self._layout, self._memory, self._state, self._splits["train"], batches, sums)
         self._sums.assign(sums)
         self._step += len(positions)
         return self._logs(*(sums / (before + len(positions))))

@@ -612,6 +612,14 @@ class Examples(NamedTuple):
     channels: int  # of one
 
 
+class Batches(NamedTuple):
+    """What some steps take."""
+
+    positions: np.ndarray  # int32, (steps, examples), of the examples in their split
+    crops: np.ndarray  # int32, (steps, examples, 3): row, column and flip of each example; or (steps, 0, 3)
+    numbers: np.ndarray  # float32, (steps, ...), the optimizer's
+
+
 class State(NamedTuple):
     """What training changes: float32, by parameter, and the moving mean and variance of each normalised channel."""
 
@@ -703,6 +711,10 @@ def _gradients(layout: Any, memory: Any, operation: Any, first: int, last: int) 
         lanes = np.empty(2 * WIDTH, np.float32)
         for block in range(first, last):
             for channel in range(made.channels):
+                if operation.is_single:
+                    at = made.start + block * made.block + channel * made.plane
+                    memory.gradients[operation.bias + channel] += _sum_of(memory.d, at)
+                    continue
                 lanes[:] = _0
                 for row in range(made.height):
                     slopes = _row(memory.d, made, block, channel, row)
@@ -1064,11 +1076,13 @@ def _fill(layout: Any, memory: Any, examples: Any, positions: Any, crops: Any) -
         for i in range(layout.features.size):
             feature, mean, of_feature = layout.features[i], layout.mean[i], layout.scale[i]
             pixels = memory.a[start + layout.inputs[i] : start + layout.inputs[i] + WIDTH]
-            for lane in range(WIDTH):  # a loop of its own: reads from here and there are no vectors
-                place = feature
-                if crops.size:
+            if crops.size:
+                for lane in range(WIDTH):
                     place = _cropped(feature, crops[numbers[lane]], layout.crop, examples)
-                pixels[lane] = x[first[lane] + place] if place >= 0 else _0
+                    pixels[lane] = x[first[lane] + place] if place >= 0 else _0
+            else:
+                for lane in range(WIDTH):  # a loop of its own: reads from here and there are no vectors
+                    pixels[lane] = x[first[lane] + feature]
             for lane in range(WIDTH):
                 pixels[lane] = (pixels[lane] - mean) * of_feature * scale[lane]
 
@@ -1199,18 +1213,15 @@ def _loss(layout: Any, memory: Any, num: int) -> tuple[float, float]:
 
 
 @_compiled_once
-def train(
-    layout: Any, memory: Any, state: Any, examples: Any, positions: Any, crops: Any, numbers: Any, sums: Any
-) -> None:
-    """Take a step for each row of positions of examples, int32, and of the optimizer's numbers, float32.
+def train(layout: Any, memory: Any, state: Any, examples: Any, batches: Any, sums: Any) -> None:
+    """Take steps, which change the state.
 
-    This changes the state. `crops` has row, column and flip of each example, int32, or nothing. The mean loss and the
-    accuracy of each step are added to the two `sums`, float64, one after the other: the sums of two calls would round
-    in another way than those of one.
+    The mean loss and the accuracy of each step are added to the two `sums`, float64, one after the other: the sums of
+    two calls would round in another way than those of one.
     """
-    num = positions.shape[1]
-    for step in range(len(positions)):
-        _fill(layout, memory, examples, positions[step], crops[step])
+    num = batches.positions.shape[1]
+    for step in range(len(batches.positions)):
+        _fill(layout, memory, examples, batches.positions[step], batches.crops[step])
         penalty = _forward(layout, memory, state, num, True)
         found = _loss(layout, memory, num)
         sums[0] += found[0] / num + penalty
@@ -1219,7 +1230,7 @@ def train(
         index = 0
         for update in literal_unroll(_UPDATES):
             if layout.update == index:
-                update(state.parameters, memory.gradients, state.first_slot, state.second_slot, numbers[step])
+                update(state.parameters, memory.gradients, state.first_slot, state.second_slot, batches.numbers[step])
             index += 1
 
 
