@@ -271,7 +271,7 @@ def _masks_of(experiment: Any, densities: Iterable[float]) -> dict[str, Callable
             if experiment.prune.scope == "global":
                 left = np.quantile(np.concatenate([np.abs(one).ravel() for one in arrays.values()]), 1 - density)
                 return {name: np.abs(one) >= left for name, one in arrays.items()}
-            rates = dict.fromkeys(arrays, experiment.prune.rate)
+            rates: dict[str, Any] = dict.fromkeys(arrays, experiment.prune.rate)
             for pattern, rate in experiment.prune.rates.items():
                 rates |= {name: rate for name in arrays if fnmatch.fnmatch(name, pattern)}
             for round_ in itertools.count():

@@ -65,8 +65,8 @@ WARM_UP = 200
 TRAIN = Train()
 EXPERIMENT = config.Experiment(prune=Prune(rate=0.2, rates={"dense_2/kernel": 0.1}))
 
-Repetitions = Annotated[int, typer.Option(min=1, help="Turns per contestant.")]
-Steps = Annotated[int, typer.Option(min=1, help="Training steps per turn.")]
+Repetitions = Annotated[int, typer.Option("--repetitions", min=1, help="Turns per contestant.")]
+Steps = Annotated[int, typer.Option("--steps", min=1, help="Training steps per turn.")]
 Threads = Annotated[list[int] | None, typer.Option(min=1, help="Threads; can be repeated. Default: 1 and all cores.")]
 DataFile = Annotated[
     Path | None,
