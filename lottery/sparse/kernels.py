@@ -596,7 +596,7 @@ class Memory(NamedTuple):
     d: np.ndarray  # float32, their gradients
     values: np.ndarray  # float32, of each weight in each list
     cells: np.ndarray  # float32, see `_tile_of_gradients`
-    channels: np.ndarray  # float64, sums of each normalised channel, see `_moments`
+    channels: np.ndarray  # float64, sums of each normalised channel, see `_FROM`
     live: np.ndarray  # float32, (blocks, lanes), 1 where there is an example
     targets: np.ndarray  # float32, (blocks, targets, lanes)
     gradients: np.ndarray  # float32, of the parameters
@@ -903,8 +903,9 @@ def _highest_of(a: Any, image: Any, block: int, channel: int, window: Any, targe
     for row in range(top, bottom):
         for column in range(left, right):
             pixel = _pixel(a, image, block, channel, row, column)
-            for lane in range(WIDTH):  # NaN stays
-                target[lane] = target[lane] if target[lane] >= pixel[lane] else pixel[lane]
+            for lane in range(WIDTH):  # NaN stays, of either
+                is_higher = pixel[lane] > target[lane] or pixel[lane] != pixel[lane]
+                target[lane] = pixel[lane] if is_higher else target[lane]
 
 
 @_compiled

@@ -103,7 +103,8 @@ class Packer:
     def _shared(self) -> list[int]:
         """Return for each tensor the first tensor in whose place it lies: an activation or a sum may take its source's.
 
-        Nobody else reads such a source, not even what wrote it, for its gradients.
+        Nobody else reads such a source, not even what wrote it, for its gradients; and a step writes all of it anew, as
+        padding does not, whose zeros stay from the first step.
         """
         found = list(range(len(self.network.tensors)))
         writers = {operation.target: operation for operation in self.network.operations}
@@ -112,7 +113,7 @@ class Packer:
                 isinstance(operation, Activation) and not kernels.ACTIVATIONS[operation.name].needs_input
             )
             is_only = self.readers[operation.source] == [operation]
-            if fits and is_only and isinstance(writers.get(operation.source), (Linear, Normalisation, Sum, Padding)):
+            if fits and is_only and isinstance(writers.get(operation.source), (Linear, Normalisation, Sum)):
                 found[operation.target] = found[operation.source]
         return found
 

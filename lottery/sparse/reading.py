@@ -188,6 +188,8 @@ def read(model: Any) -> Network:
     network.loss, left, network.threshold = _loss(model, activation, kernels)
     if left != activation:  # the loss is of what goes into it
         network.operations.pop()
+    if any(isinstance(one, Activation) and one.name == "softmax" for one in network.operations):
+        raise Obstacle("a softmax is not the last layer")
     network.has_accuracy = _has_accuracy(model, network.loss)
     network.optimizer = _optimizer(model.optimizer, kernels)
     return network
@@ -223,7 +225,7 @@ class _Reader:
     """Reads a model call by call."""
 
     def __init__(self, model: Any, kernels: Any) -> None:
-        self.network, self.kernels, self.library = Network(), kernels, keras_of(model).__name__
+        self.network, self.kernels = Network(), kernels
         self.names = {id(variable): name for name, variable in weights.variables(model).items()}
         self._values: dict[int, _Value] = {}
 
@@ -265,8 +267,6 @@ class _Reader:
         """Add an activation, if it is any."""
         if name == "linear":
             return source
-        if any(isinstance(operation, Activation) and operation.name == "softmax" for operation in self.operations):
-            raise Obstacle("a softmax is not the last layer")
         return self.add(Activation, source, self.network.tensors[source].shape, name=name)
 
     def add(self, operation: type[Operation], source: int, made: tuple[int, ...], **settings: Any) -> int:

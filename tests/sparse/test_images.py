@@ -17,6 +17,7 @@ from lottery.training.trainer import Trainer
 from tests.conftest import each_in_both
 from tests.sparse.test_engine import agree, both
 from tests.training.test_checkpoints import result
+from tests.training.test_engines import trained_by_both
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
 
@@ -60,6 +61,37 @@ def with_everything(library, activation="gelu"):
 )
 def test_steps_are_those_of_the_compiled_loop(library, batch_size, rng):
     agree(both(with_everything(library), images(rng, (13, 10, 3)), rng, 6, batch_size, density=0.4), 1e-4)
+
+
+@pytest.mark.parametrize("follows", ["activation", "sum"])
+def test_the_zeros_of_padding_are_there_in_each_step(follows, rng):
+    """What follows must not write where they lie: a step writes none of them anew."""
+    import keras
+
+    inputs = keras.Input((9, 9, 3))
+    padded = keras.layers.ZeroPadding2D(1)(keras.layers.Conv2D(4, 3, padding="same")(inputs))
+    if follows == "activation":
+        x = keras.layers.Activation("sigmoid")(padded)
+    else:
+        x = keras.layers.Add()([padded, keras.layers.Conv2D(4, 1)(keras.layers.ZeroPadding2D(1)(inputs))])
+    model = compiled(keras, inputs, keras.layers.Flatten()(keras.layers.Conv2D(3, 3, activation="tanh")(x)))
+    agree(both(model, images(rng, (9, 9, 3)), rng, 6, density=0.5), 1e-4)
+
+
+def test_nan_stays_in_the_highest_value(rng):
+    import keras
+
+    inputs = keras.Input((4, 4, 1))
+    model = keras.Model(
+        inputs, keras.layers.Dense(NUM_CLASSES)(keras.layers.Flatten()(keras.layers.MaxPooling2D()(inputs)))
+    )
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.optimizer.build(model.trainable_variables)
+    splits = images(rng, (4, 4, 1), kind=np.float32)
+    splits.test.x[:, 0, 0] = np.nan
+    one = engine.Engine(model, reading.read(model), splits, 8, 1)
+    one.begin({})
+    assert np.isnan(one.evaluate("test")["loss"])
 
 
 @pytest.mark.parametrize("density", [0.0, 0.05, 1.0])
@@ -155,12 +187,7 @@ def masked(model, density=0.3):
 def test_images_are_augmented_as_by_the_compiled_loop(augment):
     one = trainer(augment=augment)
     start, kept = weights.read_state(one.model), masked(one.model)
-    received = one.train(start, kept, (9,))
-    one.settings = one.settings.model_copy(update={"engine": "compiled"})
-    one.network = reading.Obstacle('train.engine is "compiled"')
-    expected = one.train(start, kept, (9,))
-    one.close()
-    assert received.engine["engine"] == "sparse" and expected.engine["engine"] == "compiled"
+    received, expected = trained_by_both(one, start, kept)
     for name, value in expected.weights.items():
         np.testing.assert_allclose(received.weights[name], value, atol=1e-4, err_msg=name)
     np.testing.assert_allclose([row[2:] for row in received.metrics], [row[2:] for row in expected.metrics], atol=1e-3)

@@ -47,6 +47,18 @@ def masked(model, density=0.4, seed=0):
     return {name: rng.random(value.shape) < density for name, value in weights.read(model).items()}
 
 
+def trained_by_both(one, start, kept):
+    """What the sparse engine and the compiled loop of a trainer make of a network."""
+    received = one.train(start, kept, (9,))
+    # The compiled loop is there for the comparison of the first steps.
+    one.settings = one.settings.model_copy(update={"engine": "compiled"})
+    one.network = reading.Obstacle('train.engine is "compiled"')
+    expected = one.train(start, kept, (9,))
+    one.close()
+    assert received.engine["engine"] == "sparse" and expected.engine["engine"] == "compiled"
+    return received, expected
+
+
 @pytest.mark.parametrize(
     ("enforce", "library"),
     [
@@ -60,13 +72,7 @@ def masked(model, density=0.4, seed=0):
 def test_both_engines_train_the_same_network_in_every_mode(library, enforce):
     one = trainer(library, enforce, drop_at=(30,), warmup_steps=10)
     start, kept = weights.read_state(one.model), masked(one.model)
-    received = one.train(start, kept, (9,))
-    # The compiled loop is there for the comparison of the first steps.
-    one.settings = one.settings.model_copy(update={"engine": "compiled"})
-    one.network = reading.Obstacle('train.engine is "compiled"')
-    expected = one.train(start, kept, (9,))
-    one.close()
-    assert received.engine["engine"] == "sparse" and expected.engine["engine"] == "compiled"
+    received, expected = trained_by_both(one, start, kept)
     assert 0 < received.engine["engine_difference"] < 1e-5 and "engine_difference" not in expected.engine
     assert received.start_sha256 == expected.start_sha256
     for name, value in expected.weights.items():
@@ -219,6 +225,7 @@ def with_optimizer(name, **keys):
 
 OBSTACLES = {
     "of type Dropout": built(lambda keras: keras.layers.Dropout(0.5), last),
+    "a softmax is not the last layer": built(lambda keras: keras.layers.Dense(4, "softmax"), last),
     "of type LayerNormalization": built(lambda keras: keras.layers.LayerNormalization(), last),
     "of type Concatenate": branched,
     "is called more than once": used_twice,
