@@ -218,8 +218,7 @@ class Engine:
         targets = np.ascontiguousarray(split.y.reshape(len(x), -1), np.float32)
         if self.network.loss == "sparse_categorical_crossentropy":
             targets = (targets == np.arange(self.model.output_shape[-1])).astype(np.float32)
-        _, width, channels = (*split.x.shape[1:], 1, 1, 1)[:3]
-        return kernels.Examples(np.ascontiguousarray(x), scale, targets, width, channels)
+        return kernels.Examples(np.ascontiguousarray(x), scale, targets, *(*split.x.shape[1:], 1, 1, 1)[:3])
 
 
 def _no_crops(seed: tuple[int, ...], step: int) -> Crops:

@@ -29,6 +29,7 @@ def _width() -> int:
 
 
 WIDTH = _width()  # lanes of a vector, an example to a lane
+LINE = 64  # bytes of a line of the cache
 TILE = 8  # vectors that are computed together: as many additions as a processor has in flight
 SIZES = (8, 4, 2, 1)  # of the neighbours in a tile
 LARGEST_STEP = 2  # between neighbours; where steps are larger, each neighbour is a tile
@@ -45,7 +46,7 @@ FORMS = [
 warnings.filterwarnings("ignore", category=NumbaExperimentalFeatureWarning)
 
 # Division by zero gives infinity, as in TensorFlow; a check would keep a loop from being compiled to vectors.
-_compiled = njit(error_model="numpy")
+_compiled = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 _compiled_once = njit(error_model="numpy", cache=True)  # on a machine; with everything that it calls
 
 
@@ -98,6 +99,10 @@ class _Writer:
     def at(self, array: int, place: Any) -> Any:
         """Point to an entry of an array."""
         return self.builder.gep(self._arrays[array], [place])
+
+    def vector(self, array: int, place: Any) -> Any:
+        """Point to a vector of an array."""
+        return self.builder.bitcast(self.at(array, place), _VECTOR.as_pointer())
 
     def load(self, pointer: Any) -> Any:
         """Read a vector."""
@@ -213,7 +218,7 @@ def _tile_of_gradients(
                 with several:
                     for place, offset in writer.weights(begin, end, 1):
                         start = builder.add(first_cell, builder.mul(place, _LONG(WIDTH)))
-                        cell = builder.bitcast(writer.at(0, start), _VECTOR.as_pointer())
+                        cell = writer.vector(0, start)
                         writer.store(builder.fadd(writer.load(cell), products(offset)), cell)
         return context.get_dummy_value()
 
@@ -231,15 +236,14 @@ def _add_products(typing: Any, x: Any, of_x: Any, y: Any, of_y: Any, num: Any, s
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         writer = _Writer(context, builder, signature, arguments)
         less_x, less_y = writer.splat(arguments[1]), writer.splat(arguments[3])
-        cells = [builder.bitcast(writer.at(5, _LONG(lane)), _VECTOR.as_pointer()) for lane in (0, WIDTH)]
+        cells = [writer.vector(5, _LONG(lane)) for lane in (0, WIDTH)]
         totals = [cgutils.alloca_once(builder, _VECTOR) for _ in cells]
         for cell, total in zip(cells, totals, strict=True):
             builder.store(writer.load(cell), total)
         with cgutils.for_range(builder, arguments[4]) as loop:
             at = builder.mul(loop.index, _LONG(WIDTH))
             left, right = (
-                builder.fsub(writer.load(builder.bitcast(writer.at(array, at), _VECTOR.as_pointer())), less)
-                for array, less in ((0, less_x), (2, less_y))
+                builder.fsub(writer.load(writer.vector(array, at)), less) for array, less in ((0, less_x), (2, less_y))
             )
             builder.store(builder.fadd(builder.load(totals[0]), left), totals[0])
             builder.store(writer.multiply_add(left, right, builder.load(totals[1])), totals[1])
@@ -250,23 +254,90 @@ def _add_products(typing: Any, x: Any, of_x: Any, y: Any, of_y: Any, num: Any, s
     return types.void(x, of_x, y, of_y, num, sums), generate
 
 
+def _of_windows(write: Callable[[_Writer, list[Any], list[Any]], None]) -> Any:
+    """Make an operation on one entry of each window of a row of windows.
+
+    It takes a row of values of an image and one of their gradients, where the first entry is and how far it is to the
+    next; then the same two rows of the windows, where the first window is, and how many there are.
+    """
+
+    @_operation
+    def operation(typing: Any, a: Any, d: Any, at: Any, step: Any, of_a: Any, of_d: Any, first: Any, num: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            writer = _Writer(context, builder, signature, arguments)
+            at, step, first, num = (arguments[number] for number in (2, 3, 6, 7))
+            with cgutils.for_range(builder, num) as loop:
+                place = builder.add(at, builder.mul(loop.index, step))
+                window = builder.add(first, builder.mul(loop.index, _LONG(WIDTH)))
+                entry = [writer.vector(array, place) for array in (0, 1)]
+                write(writer, entry, [writer.vector(array, window) for array in (4, 5)])
+            return context.get_dummy_value()
+
+        return types.void(a, d, at, step, of_a, of_d, first, num), generate
+
+    return operation
+
+
+@_of_windows
+def _add_to_windows(writer: _Writer, entry: list[Any], window: list[Any]) -> None:
+    writer.store(writer.builder.fadd(writer.load(window[0]), writer.load(entry[0])), window[0])
+
+
+@_of_windows
+def _add_to_image(writer: _Writer, entry: list[Any], window: list[Any]) -> None:
+    writer.store(writer.builder.fadd(writer.load(entry[1]), writer.load(window[1])), entry[1])
+
+
+@_of_windows
+def _keep_highest(writer: _Writer, entry: list[Any], window: list[Any]) -> None:
+    value, highest = writer.load(entry[0]), writer.load(window[0])
+    is_higher = writer.builder.fcmp_ordered(">", value, highest)
+    is_nan = writer.builder.fcmp_unordered("!=", value, value)  # and stays
+    writer.store(writer.builder.select(writer.builder.or_(is_higher, is_nan), value, highest), window[0])
+
+
+@_of_windows
+def _give_to_highest(writer: _Writer, entry: list[Any], window: list[Any]) -> None:
+    value, highest, left = writer.load(entry[0]), writer.load(window[0]), writer.load(window[1])
+    is_highest = writer.builder.fcmp_ordered("==", value, highest)
+    given = writer.builder.select(is_highest, left, ir.Constant(_VECTOR, [0.0] * WIDTH))
+    writer.store(writer.builder.fadd(writer.load(entry[1]), given), entry[1])
+    writer.store(writer.builder.fsub(left, given), window[1])
+
+
+@_operation
+def _prefetch(typing: Any, array: Any, start: Any) -> Any:
+    """Ask for the lines of the cache that a tile in a row will touch."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        writer, byte = _Writer(context, builder, signature, arguments), ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [byte, _INT, _INT, _INT])
+        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        for line in range(TILE * WIDTH * 4 // LINE + 1):
+            place = builder.add(arguments[1], _LONG(line * LINE // 4))
+            builder.call(prefetch, [builder.bitcast(writer.at(0, place), byte), _INT(0), _INT(3), _INT(1)])
+        return context.get_dummy_value()
+
+    return types.void(array, start), generate
+
+
 @_operation
 def _sum_of(typing: Any, array: Any, start: Any) -> Any:
     """Return the sum of a vector."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         writer = _Writer(context, builder, signature, arguments)
-        place = builder.bitcast(writer.at(0, arguments[1]), _VECTOR.as_pointer())
-        return writer.sum(writer.load(place))
+        return writer.sum(writer.load(writer.vector(0, arguments[1])))
 
     return float32(array, start), generate
 
 
-# --- Activations, by Keras' names. Forward, each takes the inputs as a row and writes the outputs, perhaps in their
-# --- place. Backward, it takes inputs, outputs and the gradients of the outputs, and writes the gradients of the
-# --- inputs, or with `adds` adds to them. NaN stays NaN in all.
+# --- Activations, by Keras' names. Forward, each turns a row of inputs into the outputs, in their place. Backward, it
+# --- takes inputs and outputs, and turns the gradients of the outputs into those of the inputs. A loop that may write
+# --- what it reads from another row is not compiled to vectors, so each changes a single row. NaN stays NaN in all.
 
 _0, _LEAK, _HALF, _1, _2, _6, _15 = (np.float32(number) for number in (0, 0.2, 0.5, 1, 2, 6, 15))
+_INFINITE = np.float32(np.inf)
 _LOG2_E, _LN2_HIGH, _LN2_LOW = np.float32(math.log2(math.e)), np.float32(0.693359375), np.float32(-2.12194440e-4)
 _TERMS = tuple(np.float32(1 / math.factorial(power)) for power in range(8))
 _SELU, _SELU_ALPHA = np.float32(1.0507009873554805), np.float32(1.0507009873554805 * 1.6732632423543772)
@@ -334,18 +405,14 @@ def _elementwise(
     value, slope = _compiled(value), _compiled(slope)
 
     @_compiled
-    def forward(z: Any, a: Any) -> None:
-        for i in range(z.size):
-            a[i] = value(z[i])
+    def forward(a: Any) -> None:
+        for i in range(a.size):
+            a[i] = value(a[i])
 
     @_compiled
-    def backward(z: Any, a: Any, of_a: Any, of_z: Any, adds: Any) -> None:
-        if adds:
-            for i in range(z.size):
-                of_z[i] += of_a[i] * slope(z[i], a[i])
-        else:
-            for i in range(z.size):
-                of_z[i] = of_a[i] * slope(z[i], a[i])
+    def backward(z: Any, a: Any, d: Any) -> None:
+        for i in range(d.size):
+            d[i] *= slope(z[i], a[i])
 
     return Activation(forward, backward, needs_input)
 
@@ -549,7 +616,7 @@ OPERATION = _columns(
     "is_single function gamma beta channel height width down right top left"
 )
 PASS = _columns(
-    "rows chunks step source_group target_group is_wide first_begin first_targets first_offsets first_places "
+    "rows channels plane lowest chunks step source_group target_group is_wide first_begin first_targets first_offsets first_places "
     "first_tiles last_tile"
 )
 TENSOR = _columns("start height width channels row plane block")
@@ -577,6 +644,7 @@ class Layout(NamedTuple):
     tiles: np.ndarray  # int64, of each tile of each pass: its form, where it reads, and where it writes
     features: np.ndarray  # int64, the entries of an example that are read, and
     inputs: np.ndarray  # int64, where they are written
+    pixels: np.ndarray  # int64, row, column and channel of each of them
     mean: np.ndarray  # float32, what is taken off each of them, and
     scale: np.ndarray  # float32, by what the rest is multiplied
     crop: int  # rows and columns of zeros around an image that is cropped
@@ -608,8 +676,9 @@ class Examples(NamedTuple):
     x: np.ndarray  # (examples, features), uint8 or float32
     scale: np.ndarray  # float32, by what each example is multiplied
     targets: np.ndarray  # float32, (examples, targets)
-    width: int  # of an image, and
-    channels: int  # of one
+    height: int  # of an image, and
+    width: int
+    channels: int
 
 
 class Batches(NamedTuple):
@@ -629,6 +698,26 @@ class State(NamedTuple):
     statistics: np.ndarray  # (2, channels)
 
 
+# --- Rows of numbers.
+
+
+@_compiled
+def _set(values: Any, number: Any) -> None:
+    for i in range(values.size):
+        values[i] = number
+
+
+@_compiled
+def _give(values: Any, target: Any, adds: Any) -> None:
+    """Copy a row to another, or with `adds` add it."""
+    if adds:
+        for i in range(values.size):
+            target[i] += values[i]
+    else:
+        for i in range(values.size):
+            target[i] = values[i]
+
+
 # --- Layers with weights.
 
 
@@ -637,6 +726,13 @@ def _row(values: Any, tensor: Any, block: int, channel: int, row: int) -> Any:
     """Return a row of an image of a tensor."""
     at = tensor.start + block * tensor.block + channel * tensor.plane + row * tensor.row
     return values[at : at + tensor.width * WIDTH]
+
+
+@_compiled
+def _prefetch_channels(one: Any, row: int, array: Any, start: int) -> None:
+    """Ask for what the next tile reads besides what this one does, in a share of the channels."""
+    for channel in range(row, one.channels, one.rows):
+        _prefetch(array, start + channel * one.plane + one.lowest)
 
 
 @_compiled
@@ -661,10 +757,14 @@ def _outputs(
         read_block, write_block = read.start + block * read.block, written.start + block * written.block
         for tile in range(one.first_tiles, one.last_tile):
             form, read_at, write_at = layout.tiles[tile]
+            following = layout.tiles[min(tile + 1, one.last_tile - 1)]
             for chunk in range(one.chunks):
                 list_of_row = one.first_begin + chunk * one.rows
                 for row in range(one.rows):
                     begin, end = layout.begin[list_of_row + row], layout.begin[list_of_row + row + 1]
+                    if chunk == 0 and not one.is_wide:
+                        _prefetch(writes, write_block + following[2] + layout.targets[one.first_targets + row])
+                        _prefetch_channels(one, row, reads, read_block + following[1])
                     is_added = adds or chunk > 0
                     if begin == end and is_added:
                         continue
@@ -683,7 +783,7 @@ def _gradients(layout: Any, memory: Any, operation: Any, first: int, last: int) 
     num_weights = layout.begin[one.first_begin + one.chunks * one.rows] - layout.begin[one.first_begin]
     size = 1 if operation.is_single else WIDTH
     if first == 0:
-        memory.cells[operation.cells : operation.cells + num_weights * size] = _0
+        _set(memory.cells[operation.cells : operation.cells + num_weights * size], _0)
     first_cell = operation.cells - layout.begin[one.first_begin] * size
     for chunk in range(one.chunks):  # outermost, so that its cells stay in a cache
         list_of_row = one.first_begin + chunk * one.rows
@@ -691,10 +791,15 @@ def _gradients(layout: Any, memory: Any, operation: Any, first: int, last: int) 
             read_block, made_block = read.start + block * read.block, made.start + block * made.block
             for tile in range(one.first_tiles, one.last_tile):
                 form, read_at, made_at = layout.tiles[tile]
+                following = layout.tiles[min(tile + 1, one.last_tile - 1)]
                 for row in range(one.rows):
                     begin, end = layout.begin[list_of_row + row], layout.begin[list_of_row + row + 1]
                     if begin == end:
                         continue
+                    if not one.is_wide:
+                        _prefetch(memory.d, made_block + following[2] + layout.targets[one.first_targets + row])
+                        if chunk == 0:
+                            _prefetch_channels(one, row, memory.a, read_block + following[1])
                     _tile_of_gradients(
                         memory.cells, layout.offsets, begin, end, form, memory.a, read_block + read_at,
                         one.source_group, memory.d, made_block + made_at + layout.targets[one.first_targets + row],
@@ -715,7 +820,7 @@ def _gradients(layout: Any, memory: Any, operation: Any, first: int, last: int) 
                     at = made.start + block * made.block + channel * made.plane
                     memory.gradients[operation.bias + channel] += _sum_of(memory.d, at)
                     continue
-                lanes[:] = _0
+                _set(lanes, _0)
                 for row in range(made.height):
                     slopes = _row(memory.d, made, block, channel, row)
                     _add_products(slopes, _0, slopes, _0, made.width, lanes)
@@ -754,42 +859,54 @@ class Part(NamedTuple):
 
 
 @_compiled
-def _give(values: Any, target: Any, adds: Any) -> None:
-    """Copy a row to another, or with `adds` add it."""
-    if adds:
-        for i in range(values.size):
-            target[i] += values[i]
-    else:
-        for i in range(values.size):
-            target[i] = values[i]
+def _activate(number: int, a: Any) -> None:
+    """Turn a row of inputs into the outputs of an activation, by its number."""
+    index = 0
+    for function in literal_unroll(_FORWARD):
+        if number == index:
+            function(a)
+        index += 1
+
+
+@_compiled
+def _derive(number: int, z: Any, a: Any, d: Any) -> None:
+    """Turn a row of gradients of outputs into those of the inputs of an activation, by its number."""
+    index = 0
+    for function in literal_unroll(_BACKWARD):
+        if number == index:
+            function(z, a, d)
+        index += 1
 
 
 @_compiled
 def _activation_forward(layout: Any, memory: Any, operation: Any, part: Any) -> None:
     z, a = layout.tensors[operation.source], layout.tensors[operation.target]
-    index = 0
-    for function in literal_unroll(_FORWARD):
-        if operation.function == index:
-            for block in range(part.first, part.last):
-                for channel in range(part.channel, part.last_channel):
-                    for row in range(z.height):
-                        function(_row(memory.a, z, block, channel, row), _row(memory.a, a, block, channel, row))
-        index += 1
+    for block in range(part.first, part.last):
+        for channel in range(part.channel, part.last_channel):
+            for row in range(z.height):
+                values = _row(memory.a, a, block, channel, row)
+                if a.start != z.start:
+                    _give(_row(memory.a, z, block, channel, row), values, False)
+                _activate(operation.function, values)
 
 
 @_compiled
 def _activation_backward(layout: Any, memory: Any, operation: Any, part: Any) -> None:
     z, a = layout.tensors[operation.source], layout.tensors[operation.target]
-    index, adds = 0, operation.source_adds != 0
-    for function in literal_unroll(_BACKWARD):
-        if operation.function == index:
-            for block in range(part.first, part.last):
-                for channel in range(part.channel, part.last_channel):
-                    for row in range(z.height):
-                        values = _row(memory.a, z, block, channel, row), _row(memory.a, a, block, channel, row)
-                        of_a, of_z = _row(memory.d, a, block, channel, row), _row(memory.d, z, block, channel, row)
-                        function(values[0], values[1], of_a, of_z, adds)
-        index += 1
+    slopes = np.empty(z.width * WIDTH, np.float32)
+    for block in range(part.first, part.last):
+        for channel in range(part.channel, part.last_channel):
+            for row in range(z.height):
+                before, after = _row(memory.a, z, block, channel, row), _row(memory.a, a, block, channel, row)
+                of_a, of_z = _row(memory.d, a, block, channel, row), _row(memory.d, z, block, channel, row)
+                if operation.source_adds:
+                    _give(of_a, slopes, False)
+                    _derive(operation.function, before, after, slopes)
+                    _give(slopes, of_z, True)
+                else:
+                    if a.start != z.start:
+                        _give(of_a, of_z, False)
+                    _derive(operation.function, before, after, of_z)
 
 
 @_compiled
@@ -799,10 +916,10 @@ def _sum_forward(layout: Any, memory: Any, operation: Any, part: Any) -> None:
     for block in range(part.first, part.last):
         for channel in range(part.channel, part.last_channel):
             for row in range(one.height):
-                target, left = _row(memory.a, total, block, channel, row), _row(memory.a, one, block, channel, row)
-                right = _row(memory.a, other, block, channel, row)
-                for i in range(target.size):
-                    target[i] = left[i] + right[i]
+                target = _row(memory.a, total, block, channel, row)
+                if total.start != one.start:
+                    _give(_row(memory.a, one, block, channel, row), target, False)
+                _give(_row(memory.a, other, block, channel, row), target, True)
 
 
 @_compiled
@@ -853,92 +970,82 @@ def _padding_backward(layout: Any, memory: Any, operation: Any, part: Any) -> No
 
 
 @_compiled
-def _window(operation: Any, image: Any, row: int, column: int) -> tuple[int, int, int, int]:
-    """Return the first and last row and column of a window, within its image."""
-    top, left = row * operation.down - operation.top, column * operation.right - operation.left
-    bottom, right = min(top + operation.height, image.height), min(left + operation.width, image.width)
-    return max(top, 0), bottom, max(left, 0), right
+def _columns(operation: Any, image: Any, pooled: Any, place: int) -> tuple[int, int]:
+    """Return the first and last of the columns of windows whose entry at a place of their width is in the image."""
+    first = max(0, -((place - operation.left) // operation.right))
+    last = min(pooled.width, (image.width - 1 - place + operation.left) // operation.right + 1)
+    return first, max(first, last)
 
 
 @_compiled
-def _pixel(values: Any, tensor: Any, block: int, channel: int, row: int, column: int) -> Any:
-    """Return the vector of a pixel of a tensor."""
-    at = tensor.start + block * tensor.block + channel * tensor.plane + row * tensor.row + column * WIDTH
-    return values[at : at + WIDTH]
+def _rows(operation: Any, image: Any, row: int) -> tuple[int, int]:
+    """Return the first and last row of the image in a row of windows."""
+    top = row * operation.down - operation.top
+    return max(top, 0), min(top + operation.height, image.height)
+
+
+@_compiled
+def _mean(operation: Any, image: Any, row: int, values: Any) -> None:
+    """Divide each value of a row of windows by the number of entries in the window."""
+    top, bottom = _rows(operation, image, row)
+    for column in range(values.size // WIDTH):
+        left = column * operation.right - operation.left
+        share = _1 / np.float32((bottom - top) * (min(left + operation.width, image.width) - max(left, 0)))
+        for lane in range(column * WIDTH, (column + 1) * WIDTH):
+            values[lane] *= share
 
 
 @_compiled
 def _pooling_forward(layout: Any, memory: Any, operation: Any, part: Any) -> None:
     image, pooled, a = layout.tensors[operation.source], layout.tensors[operation.target], memory.a
-    is_mean = operation.function == 1
+    is_mean, step = operation.function == 1, operation.right * WIDTH
     for block in range(part.first, part.last):
         for channel in range(part.channel, part.last_channel):
             for row in range(pooled.height):
-                for column in range(pooled.width):
-                    top, bottom, left, right = _window(operation, image, row, column)
-                    target = _pixel(a, pooled, block, channel, row, column)
-                    _give(_pixel(a, image, block, channel, top, left), target, False)
-                    if is_mean:
-                        _mean_of(a, image, block, channel, (top, bottom, left, right), target)
-                    else:
-                        _highest_of(a, image, block, channel, (top, bottom, left, right), target)
-
-
-@_compiled
-def _mean_of(a: Any, image: Any, block: int, channel: int, window: Any, target: Any) -> None:
-    top, bottom, left, right = window
-    share = _1 / np.float32((bottom - top) * (right - left))
-    for lane in range(WIDTH):
-        target[lane] = _0
-    for row in range(top, bottom):
-        for column in range(left, right):
-            _give(_pixel(a, image, block, channel, row, column), target, True)
-    for lane in range(WIDTH):
-        target[lane] *= share
-
-
-@_compiled
-def _highest_of(a: Any, image: Any, block: int, channel: int, window: Any, target: Any) -> None:
-    top, bottom, left, right = window
-    for row in range(top, bottom):
-        for column in range(left, right):
-            pixel = _pixel(a, image, block, channel, row, column)
-            for lane in range(WIDTH):  # NaN stays, of either
-                is_higher = pixel[lane] > target[lane] or pixel[lane] != pixel[lane]
-                target[lane] = pixel[lane] if is_higher else target[lane]
+                target = _row(a, pooled, block, channel, row)
+                _set(target, _0 if is_mean else -_INFINITE)
+                top, bottom = _rows(operation, image, row)
+                for y in range(top, bottom):
+                    values = _row(a, image, block, channel, y)
+                    for place in range(operation.width):
+                        first, last = _columns(operation, image, pooled, place)
+                        at = first * step + (place - operation.left) * WIDTH
+                        if is_mean:
+                            _add_to_windows(values, values, at, step, target, target, first * WIDTH, last - first)
+                        else:
+                            _keep_highest(values, values, at, step, target, target, first * WIDTH, last - first)
+                if is_mean:
+                    _mean(operation, image, row, target)
 
 
 @_compiled
 def _pooling_backward(layout: Any, memory: Any, operation: Any, part: Any) -> None:
     """Give the gradient of a mean to all values in equal shares, and the gradient of a maximum to the first of it."""
     image, pooled, a, d = layout.tensors[operation.source], layout.tensors[operation.target], memory.a, memory.d
-    is_mean, left_over = operation.function == 1, np.empty(WIDTH, np.float32)
+    is_mean, step = operation.function == 1, operation.right * WIDTH
+    left_over = np.empty(pooled.width * WIDTH, np.float32)
     if not operation.source_needed:
         return
     for block in range(part.first, part.last):
         for channel in range(part.channel, part.last_channel):
             if not operation.source_adds:
                 for row in range(image.height):
-                    _row(d, image, block, channel, row)[:] = _0
+                    _set(_row(d, image, block, channel, row), _0)
             for row in range(pooled.height):
-                for column in range(pooled.width):
-                    top, bottom, left, right = _window(operation, image, row, column)
-                    share = _1 / np.float32((bottom - top) * (right - left)) if is_mean else _1
-                    highest = _pixel(a, pooled, block, channel, row, column)
-                    slopes = _pixel(d, pooled, block, channel, row, column)
-                    for lane in range(WIDTH):
-                        left_over[lane] = slopes[lane] * share
-                    for y in range(top, bottom):
-                        for x in range(left, right):
-                            target = _pixel(d, image, block, channel, y, x)
-                            if is_mean:
-                                _give(left_over, target, True)
-                                continue
-                            values = _pixel(a, image, block, channel, y, x)
-                            for lane in range(WIDTH):
-                                given = left_over[lane] if values[lane] == highest[lane] else _0
-                                target[lane] += given
-                                left_over[lane] -= given
+                highest = _row(a, pooled, block, channel, row)
+                _give(_row(d, pooled, block, channel, row), left_over, False)
+                if is_mean:
+                    _mean(operation, image, row, left_over)
+                top, bottom = _rows(operation, image, row)
+                for y in range(top, bottom):
+                    values, slopes = _row(a, image, block, channel, y), _row(d, image, block, channel, y)
+                    for place in range(operation.width):
+                        first, last = _columns(operation, image, pooled, place)
+                        at = first * step + (place - operation.left) * WIDTH
+                        if is_mean:
+                            _add_to_image(values, slopes, at, step, highest, left_over, first * WIDTH, last - first)
+                        else:
+                            _give_to_highest(values, slopes, at, step, highest, left_over, first * WIDTH, last - first)
 
 
 # --- Batch normalisation, in two halves: sums over all blocks, and what takes them. Of each channel, `Memory.channels`
@@ -958,7 +1065,7 @@ def _moments_forward(layout: Any, memory: Any, operation: Any, part: Any) -> Non
             if block == 0:
                 sums[_FROM], sums[_TOTAL], sums[_SQUARE] = _row(memory.a, image, block, channel, 0)[0], 0.0, 0.0
             origin = np.float32(sums[_FROM])
-            lanes[:] = _0
+            _set(lanes, _0)
             for row in range(image.height):
                 values = _row(memory.a, image, block, channel, row)
                 _add_products(values, origin, values, origin, image.width, lanes)
@@ -1014,7 +1121,7 @@ def _normalisation_backward(layout: Any, memory: Any, operation: Any, part: Any)
     for block in range(part.first, part.last):
         for channel in range(part.channel, part.last_channel):
             sums = memory.channels[operation.channel + channel]
-            lanes[:] = _0
+            _set(lanes, _0)
             for row in range(x.height):
                 slopes, values = _row(memory.d, z, block, channel, row), _row(memory.a, x, block, channel, row)
                 _add_products(slopes, _0, values, np.float32(sums[_MEAN]), x.width, lanes)
@@ -1053,23 +1160,31 @@ def _moments_backward(layout: Any, memory: Any, parameters: Any, operation: Any,
                         target[i] = slopes[i] * factor + ((values[i] - mean) * slope + shift)
                 if block == len(memory.live) - 1:
                     for lane in range(num % WIDTH or WIDTH, WIDTH):  # without an example
-                        target[lane::WIDTH] = _0
+                        for place in range(lane, target.size, WIDTH):
+                            target[place] = _0
 
 
 # --- Steps and evaluations.
+
+_YES, _NO = np.bool_(True), np.bool_(False)  # for each of Python's own two, numba would compile the whole network
 
 
 @_compiled
 def _fill(layout: Any, memory: Any, examples: Any, positions: Any, crops: Any) -> None:
     """Write the inputs and the targets of a batch; lanes without an example repeat its first."""
     num, image, x = positions.size, layout.tensors[0], examples.x.reshape(-1)
-    numbers, scale, first = np.empty(WIDTH, np.int64), np.empty(WIDTH, np.float32), np.empty(WIDTH, np.int64)
+    scale, first = np.empty(WIDTH, np.float32), np.empty(WIDTH, np.int64)
+    moved = np.zeros((WIDTH, 3), np.int64)  # down, right, and the direction of columns
     for block in range(memory.live.shape[0]):
         for lane in range(WIDTH):
             number = block * WIDTH + lane
             memory.live[block, lane] = _1 if number < num else _0
-            numbers[lane] = number if number < num else 0
-            position = positions[numbers[lane]]
+            number = number if number < num else 0
+            position = positions[number]
+            if crops.size:
+                down, right, flips = crops[number]
+                moved[lane, 0], moved[lane, 2] = down - layout.crop, -1 if flips else 1
+                moved[lane, 1] = right - layout.crop + (examples.width - 1 if flips else 0)
             scale[lane], first[lane] = examples.scale[position], position * examples.x.shape[1]
             for target in range(memory.targets.shape[1]):
                 memory.targets[block, target, lane] = examples.targets[position, target]
@@ -1078,28 +1193,17 @@ def _fill(layout: Any, memory: Any, examples: Any, positions: Any, crops: Any) -
             feature, mean, of_feature = layout.features[i], layout.mean[i], layout.scale[i]
             pixels = memory.a[start + layout.inputs[i] : start + layout.inputs[i] + WIDTH]
             if crops.size:
+                row, column, channel = layout.pixels[i]
                 for lane in range(WIDTH):
-                    place = _cropped(feature, crops[numbers[lane]], layout.crop, examples)
-                    pixels[lane] = x[first[lane] + place] if place >= 0 else _0
+                    y, across = row + moved[lane, 0], column * moved[lane, 2] + moved[lane, 1]
+                    is_inside = 0 <= y < examples.height and 0 <= across < examples.width
+                    place = (y * examples.width + across) * examples.channels + channel
+                    pixels[lane] = x[first[lane] + place] if is_inside else _0
             else:
                 for lane in range(WIDTH):  # a loop of its own: reads from here and there are no vectors
                     pixels[lane] = x[first[lane] + feature]
             for lane in range(WIDTH):
                 pixels[lane] = (pixels[lane] - mean) * of_feature * scale[lane]
-
-
-@_compiled
-def _cropped(feature: int, crop: Any, margin: int, examples: Any) -> int:
-    """Return which entry of an example becomes a pixel of its augmented image; -1 if it is outside, and zero."""
-    down, right, flips = crop
-    height = examples.x.shape[1] // (examples.width * examples.channels)
-    row, rest = divmod(feature, examples.width * examples.channels)
-    column, channel = divmod(rest, examples.channels)
-    column = examples.width - 1 - column if flips else column
-    row, column = row + down - margin, column + right - margin
-    if not (0 <= row < height and 0 <= column < examples.width):
-        return -1
-    return (row * examples.width + column) * examples.channels + channel
 
 
 @_compiled
@@ -1172,7 +1276,7 @@ def _forward(layout: Any, memory: Any, state: Any, num: int, is_training: Any) -
 @_compiled
 def _backward(layout: Any, memory: Any, state: Any, num: int) -> None:
     """Compute the gradients of all parameters from those of the outputs."""
-    memory.gradients[:] = _0
+    _set(memory.gradients, _0)
     for phase in range(len(layout.phases) - 1, -1, -1):
         begin, end, size = layout.phases[phase]
         for first in range(0, memory.live.shape[0], size):
@@ -1223,7 +1327,7 @@ def train(layout: Any, memory: Any, state: Any, examples: Any, batches: Any, sum
     num = batches.positions.shape[1]
     for step in range(len(batches.positions)):
         _fill(layout, memory, examples, batches.positions[step], batches.crops[step])
-        penalty = _forward(layout, memory, state, num, True)
+        penalty = _forward(layout, memory, state, num, _YES)
         found = _loss(layout, memory, num)
         sums[0] += found[0] / num + penalty
         sums[1] += found[1] / num
@@ -1246,7 +1350,7 @@ def evaluate(layout: Any, memory: Any, state: Any, examples: Any, classes: Any) 
     for start in range(0, num, lanes):
         positions = np.arange(start, min(start + lanes, num)).astype(np.int32)
         _fill(layout, memory, examples, positions, nothing)
-        penalty = _forward(layout, memory, state, positions.size, False)
+        penalty = _forward(layout, memory, state, positions.size, _NO)
         found = _loss(layout, memory, positions.size)
         loss += found[0]
         right += found[1]

@@ -206,6 +206,7 @@ class _Packing:
             tiles=arrays["tiles"].reshape(-1, 3),
             features=features,
             inputs=targets * WIDTH,
+            pixels=np.stack(np.unravel_index(features, network.tensors[0].shape), axis=1),
             mean=data.mean[features],
             scale=data.scale[features],
             crop=data.crop,
@@ -240,7 +241,7 @@ class _Packing:
         phases, runs = [], []
         for number, operation in enumerate(operations):
             is_wide, by_value = self.packer.wide[number], isinstance(operation, (Activation, Sum))
-            by_channel = not is_wide and (by_value or isinstance(operation, Moments))
+            by_channel = not is_wide and isinstance(operation, (Activation, Sum, Moments))
             channels = self.network.tensors[operation.source].channels
             channels = tensors[operation.source]["channels"] if by_value else channels
             before = operations[number - 1] if number else None
@@ -378,9 +379,12 @@ class _Packing:
         chunk = listed.channel // -(-num_channels // num_chunks)
         order = np.lexsort((listed.offset, listed.row, chunk))
         counts = np.bincount(chunk * len(targets) + listed.row, minlength=num_chunks * len(targets))
+        # From the corner of a window to its last row, which the tile before has not read.
+        lowest = (listed.offset - listed.channel * source.plane).max(initial=0) - (window[1] - 1)
         along = (source.block, target.block) if is_wide else (source.row * steps[0], target.row * target_steps[0])
         described = {
-            "rows": len(targets), "chunks": num_chunks, "step": target_steps[1] * WIDTH,
+            "rows": len(targets), "channels": num_channels, "plane": source.plane * WIDTH, "lowest": lowest * WIDTH,
+            "chunks": num_chunks, "step": target_steps[1] * WIDTH,
             "source_group": along[0] * WIDTH, "target_group": along[1] * WIDTH, "is_wide": int(is_wide),
         }  # fmt: skip
         for name, values in (
