@@ -332,9 +332,37 @@ def _sum_of(typing: Any, array: Any, start: Any) -> Any:
     return float32(array, start), generate
 
 
-# --- Activations, by Keras' names. Forward, each turns a row of inputs into the outputs, in their place. Backward, it
-# --- takes inputs and outputs, and turns the gradients of the outputs into those of the inputs. A loop that may write
-# --- what it reads from another row is not compiled to vectors, so each changes a single row. NaN stays NaN in all.
+# --- Rows of numbers. What is left and right of a row are zeros around an image, which stay.
+
+
+@_compiled
+def _row(values: Any, tensor: Any, block: int, channel: int, row: int) -> Any:
+    """Return a row of an image of a tensor."""
+    at = tensor.start + block * tensor.block + channel * tensor.plane + row * tensor.row
+    return values[at : at + tensor.width * WIDTH]
+
+
+@_compiled
+def _set(values: Any, number: Any) -> None:
+    for i in range(values.size):
+        values[i] = number
+
+
+@_compiled
+def _give(values: Any, target: Any, adds: Any) -> None:
+    """Copy a row to another, or with `adds` add it."""
+    if adds:
+        for i in range(values.size):
+            target[i] += values[i]
+    else:
+        for i in range(values.size):
+            target[i] = values[i]
+
+
+# --- Activations, by Keras' names. Forward, each turns the inputs of a channel into the outputs, in their place.
+# --- Backward, it takes inputs and outputs, and turns the gradients of the outputs into those of the inputs. A loop that
+# --- may write what it reads from another row is not compiled to vectors; and from a loop that chooses between a number
+# --- and what stands in its place, the compiler makes stores of some lanes, which are slow. NaN stays NaN in all.
 
 _0, _LEAK, _HALF, _1, _2, _6, _15 = (np.float32(number) for number in (0, 0.2, 0.5, 1, 2, 6, 15))
 _INFINITE = np.float32(np.inf)
@@ -405,14 +433,21 @@ def _elementwise(
     value, slope = _compiled(value), _compiled(slope)
 
     @_compiled
-    def forward(a: Any) -> None:
-        for i in range(a.size):
-            a[i] = value(a[i])
+    def forward(values: Any, tensor: Any, block: int, channel: int) -> None:
+        z = np.empty(tensor.width * WIDTH, np.float32)
+        for row in range(tensor.height):
+            a = _row(values, tensor, block, channel, row)
+            _give(a, z, False)
+            for i in range(a.size):
+                a[i] = value(z[i])
 
     @_compiled
-    def backward(z: Any, a: Any, d: Any) -> None:
-        for i in range(d.size):
-            d[i] *= slope(z[i], a[i])
+    def backward(values: Any, source: Any, target: Any, gradients: Any, block: int, channel: int) -> None:
+        for row in range(target.height):
+            z, a = _row(values, source, block, channel, row), _row(values, target, block, channel, row)
+            d = _row(gradients, target, block, channel, row)
+            for i in range(d.size):
+                d[i] *= slope(z[i], a[i])
 
     return Activation(forward, backward, needs_input)
 
@@ -616,8 +651,8 @@ OPERATION = _columns(
     "is_single function gamma beta channel height width down right top left"
 )
 PASS = _columns(
-    "rows channels plane lowest chunks step source_group target_group is_wide first_begin first_targets first_offsets first_places "
-    "first_tiles last_tile"
+    "rows channels plane lowest chunks step source_group target_group is_wide first_begin first_targets "
+    "first_offsets first_places first_tiles last_tile"
 )
 TENSOR = _columns("start height width channels row plane block")
 
@@ -698,34 +733,7 @@ class State(NamedTuple):
     statistics: np.ndarray  # (2, channels)
 
 
-# --- Rows of numbers.
-
-
-@_compiled
-def _set(values: Any, number: Any) -> None:
-    for i in range(values.size):
-        values[i] = number
-
-
-@_compiled
-def _give(values: Any, target: Any, adds: Any) -> None:
-    """Copy a row to another, or with `adds` add it."""
-    if adds:
-        for i in range(values.size):
-            target[i] += values[i]
-    else:
-        for i in range(values.size):
-            target[i] = values[i]
-
-
 # --- Layers with weights.
-
-
-@_compiled
-def _row(values: Any, tensor: Any, block: int, channel: int, row: int) -> Any:
-    """Return a row of an image of a tensor."""
-    at = tensor.start + block * tensor.block + channel * tensor.plane + row * tensor.row
-    return values[at : at + tensor.width * WIDTH]
 
 
 @_compiled
@@ -859,54 +867,34 @@ class Part(NamedTuple):
 
 
 @_compiled
-def _activate(number: int, a: Any) -> None:
-    """Turn a row of inputs into the outputs of an activation, by its number."""
-    index = 0
-    for function in literal_unroll(_FORWARD):
-        if number == index:
-            function(a)
-        index += 1
-
-
-@_compiled
-def _derive(number: int, z: Any, a: Any, d: Any) -> None:
-    """Turn a row of gradients of outputs into those of the inputs of an activation, by its number."""
-    index = 0
-    for function in literal_unroll(_BACKWARD):
-        if number == index:
-            function(z, a, d)
-        index += 1
-
-
-@_compiled
 def _activation_forward(layout: Any, memory: Any, operation: Any, part: Any) -> None:
     z, a = layout.tensors[operation.source], layout.tensors[operation.target]
     for block in range(part.first, part.last):
         for channel in range(part.channel, part.last_channel):
-            for row in range(z.height):
-                values = _row(memory.a, a, block, channel, row)
-                if a.start != z.start:
-                    _give(_row(memory.a, z, block, channel, row), values, False)
-                _activate(operation.function, values)
+            if a.start != z.start:
+                for row in range(z.height):
+                    _give(_row(memory.a, z, block, channel, row), _row(memory.a, a, block, channel, row), False)
+            index = 0
+            for function in literal_unroll(_FORWARD):
+                if operation.function == index:
+                    function(memory.a, a, block, channel)
+                index += 1
 
 
 @_compiled
 def _activation_backward(layout: Any, memory: Any, operation: Any, part: Any) -> None:
     z, a = layout.tensors[operation.source], layout.tensors[operation.target]
-    slopes = np.empty(z.width * WIDTH, np.float32)
     for block in range(part.first, part.last):
         for channel in range(part.channel, part.last_channel):
-            for row in range(z.height):
-                before, after = _row(memory.a, z, block, channel, row), _row(memory.a, a, block, channel, row)
-                of_a, of_z = _row(memory.d, a, block, channel, row), _row(memory.d, z, block, channel, row)
-                if operation.source_adds:
-                    _give(of_a, slopes, False)
-                    _derive(operation.function, before, after, slopes)
-                    _give(slopes, of_z, True)
-                else:
-                    if a.start != z.start:
-                        _give(of_a, of_z, False)
-                    _derive(operation.function, before, after, of_z)
+            index = 0
+            for function in literal_unroll(_BACKWARD):
+                if operation.function == index:
+                    function(memory.a, z, a, memory.d, block, channel)
+                index += 1
+            if a.start != z.start:
+                for row in range(z.height):
+                    values, target = _row(memory.d, a, block, channel, row), _row(memory.d, z, block, channel, row)
+                    _give(values, target, operation.source_adds != 0)
 
 
 @_compiled
