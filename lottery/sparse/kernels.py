@@ -360,7 +360,7 @@ def _give(values: Any, target: Any, adds: Any) -> None:
 
 
 # --- Activations, by Keras' names. Forward, each turns the inputs of a channel into the outputs, in their place.
-# --- Backward, it takes inputs and outputs, and turns the gradients of the outputs into those of the inputs. A loop that
+# --- Backward, it takes inputs and outputs, and turns the gradients of outputs into those of inputs. A loop that
 # --- may write what it reads from another row is not compiled to vectors; and from a loop that chooses between a number
 # --- and what stands in its place, the compiler makes stores of some lanes, which are slow. NaN stays NaN in all.
 

@@ -38,7 +38,7 @@ from lottery.sparse.reading import (
 )
 
 # Of the first cache, the part that the window of a tile may take.
-WINDOW_BYTES = 28 * 1024
+WINDOW_BYTES = 16 * 1024
 NARROW = 8  # images of fewer columns are gone through with all blocks at once
 
 

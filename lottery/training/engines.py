@@ -58,7 +58,7 @@ class Engine(Protocol):
 # With at most this share of its multiply-adds, a network trains faster on the sparse engine; docs/speed.md has the
 # measurement. A count, and never a timing, decides: the bits of a run must not depend on how busy a machine is.
 LARGEST_SHARE = 0.3
-LARGEST_SHARE_OF_IMAGES = 0.4  # where it has convolutions
+LARGEST_SHARE_OF_IMAGES = 0.6  # where it has convolutions
 
 # A training of fewer multiply-adds, forward and with all weights, ends within a second as it is.
 LEAST_WORK = 2 * 10**9
