@@ -50,6 +50,12 @@ ENGINES = [
     "model.name=lenet_300_100", "data.augment=[]", "train.batch_size=512", "train.num_steps=600", "train.eval_every=20",
     "train.learning_rate=0.001", "train.engine=auto", "prune.rate=0.5", "prune.num_rounds=3", "rewind.step=0",
 ]  # fmt: skip
+# A network of convolutions with augmented images, whose engine changes as well.
+IMAGES = [
+    "data.name=digits", "data.validation=300", "model.name=resnet_8", "train.batch_size=64", "train.num_steps=400",
+    "train.eval_every=20", "train.engine=auto", "prune.scope=global", "prune.rate=0.5", "prune.num_rounds=3",
+    "rewind.step=0",
+]  # fmt: skip
 # Masks that change while a network trains, and masks that are learned.
 ALTERNATIVES = ["run.controls=['rigl', 'supermask', 'gradual_long']", "run.control_rounds=[2]", "rewind.step=0"]
 ROOT = Path(__file__).parents[2]
@@ -392,6 +398,7 @@ if __name__ == "__main__":
     parser.add_argument("--kinds", default=",".join(KINDS), help="Which, in turn.")
     parser.add_argument("--whole", type=Path, help="Folder that keeps the run that is left alone, for further calls.")
     parser.add_argument("--engines", action="store_true", help="Train a network whose engine changes between rounds.")
+    parser.add_argument("--images", action="store_true", help="The same, with convolutions.")
     parser.add_argument("--alternatives", action="store_true", help="Train branches whose masks change.")
     options = parser.parse_args()
     print(f"--seed {options.seed}")
@@ -402,11 +409,12 @@ if __name__ == "__main__":
         print(text, flush=True)
 
     with tempfile.TemporaryDirectory() as scratch:
-        words = ENGINES if options.engines else ALTERNATIVES if options.alternatives else ()
+        chosen = {"engines": ENGINES, "images": IMAGES, "alternatives": ALTERNATIVES}
+        words = next((words for name, words in chosen.items() if getattr(options, name)), ())
         whole = left_alone(options.whole or Path(scratch), words, say)
         engines = Counter(record["engine"] for name, record in whole.items() if name.endswith("round.json"))
         say(f"Networks by engine: {dict(engines)}.")
-        if options.engines and len(engines) < 2:
+        if (options.engines or options.images) and len(engines) < 2:
             sys.exit("The engine does not change.")
         kinds = options.kinds.split(",")
         done = kill_and_resume(options.kills, options.seed, Path(scratch), kinds, say, words, whole)
