@@ -27,9 +27,10 @@ Commands:
 
 Time: 2 to 4 minutes for each network and number of threads. Run it on an idle machine.
 
-Every contestant has a process of its own, which waits while others are measured. They take turns in a rotating order,
+Each way to train has a process of its own, which waits while others are measured. They take turns in a rotating order,
 so that other programs affect all of them alike. Times are medians over the turns, with their ranges; a ratio is the
-median of the ratios within each turn, with its range.
+median of the ratios within each turn, with its range. "CPU ms" is the time of the processor, of all threads together:
+on a busy machine it says more than the clock, but threads that wait for each other count, too.
 """
 
 import contextlib
@@ -39,8 +40,10 @@ import multiprocessing
 import os
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -71,8 +74,9 @@ OFF, ON, PYTORCH = "compiled, oneDNN off", "compiled, oneDNN on", "PyTorch"
 COMPARED = 64  # images
 # Relative to the largest output: two libraries add up in different orders, through twenty layers.
 ROUNDING = 1e-4
-TURN = 1.0  # seconds of steps in a turn, if `--steps` is not set
+TURN = 1.0  # seconds of the processor in a turn, if `--steps` is not set
 PADDING = 4  # pixels, of a crop
+THREADS = "BENCHMARK_THREADS"  # tells a process
 
 Networks = Annotated[
     list[str] | None,
@@ -98,14 +102,16 @@ def main(
     if not onednn and importlib.util.find_spec("torch") is None:
         print(f"This program compares with PyTorch, which is not installed: pip install {TORCH}", file=sys.stderr)
         raise typer.Exit(2)
+    names = network or NETWORKS
     with framed(f"Repetitions: {repetitions}; {_versions()}", json_file) as (console, results):
-        for name in network or NETWORKS:
-            if wanted:
-                results.setdefault("compared", {})[name] = compared(console, name)
-            for count in threads or (1, 2):
-                measured = measure(name, count, wanted, repetitions, steps)
-                results.setdefault("networks", {}).setdefault(name, {})[count] = measured
-                _print(console, f"{name}; threads: {count}; steps per turn: {measured['num_steps']}", measured)
+        if wanted:
+            results["compared"] = {name: compared(console, name) for name in names}
+        for count in threads or (1, 2):
+            with contenders(count, with_torch=bool(wanted)) as made:
+                for name in names:
+                    measured = measure(made, name, wanted, repetitions, steps)
+                    results.setdefault("networks", {}).setdefault(name, {})[count] = measured
+                    _print(console, f"{name}; threads: {count}; steps per turn: {measured['num_steps']}", measured)
 
 
 def _versions() -> str:
@@ -117,62 +123,86 @@ def _versions() -> str:
 
 # --- Turns, in processes that stay.
 
+# Makes contestants in a process, from the name of an experiment and densities.
+Make = Callable[[str, Sequence[Any]], Mapping[str, Contestant]]
 
-def measure(name: str, threads: int, densities: Sequence[float], repetitions: int, steps: int) -> dict[str, Any]:
-    """Measure seconds per step of all contestants of a network, in turns."""
+
+@dataclass
+class Contender:
+    """A process that trains in one way, with one number of threads."""
+
+    process: ProcessPoolExecutor
+    onednn: bool
+    threads: int
+
+    def contestants(self, make: Make, name: str, densities: Sequence[Any]) -> dict[str, Contestant]:
+        """Make contestants there, in place of those of another network, and return what lets them take a turn."""
+        arguments = make, self.onednn, self.threads, name, densities
+        return {each: functools.partial(self._turn, each) for each in self.process.submit(_begin, *arguments).result()}
+
+    def _turn(self, name: str, num_steps: int) -> tuple[float, float]:
+        return self.process.submit(_take, name, num_steps).result()
+
+
+@contextlib.contextmanager
+def contenders(threads: int, with_torch: bool) -> Iterator[dict[str, Contender]]:
+    """Start a process for each way to train, which imports its libraries once for all networks."""
+    settings = {OFF: False, ON: True} | ({PYTORCH: False} if with_torch else {})
     with contextlib.ExitStack() as stack:
-
-        def begin(
-            make: Callable[..., Mapping[str, Contestant]], onednn: bool, *arguments: Any
-        ) -> dict[str, Contestant]:
-            process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), silence)
-            stack.callback(process.shutdown)
-            names = process.submit(_begin, make, onednn, threads, arguments).result()
-            return {each: functools.partial(_turn, process, each) for each in names}
-
-        contestants = {
-            OFF: begin(network_contestants_alone, False, name, (None,))["compiled"],
-            ON: begin(network_contestants_alone, True, name, (None,))["compiled"],
+        yield {
+            name: Contender(
+                stack.enter_context(ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), silence)), on, threads
+            )
+            for name, on in settings.items()
         }
-        if densities:
-            sparse = begin(network_contestants_alone, False, name, densities)
-            contestants |= {f"sparse {density}": sparse[density] for density in sparse}
-            contestants |= begin(torch_contestants, False, name, min(densities), threads)
-        num_steps = steps or _steps_in_a_turn(contestants[OFF])
-        taken = measure_steps(contestants, repetitions, num_steps)["steps"]
-    return {"num_steps": num_steps, "seconds": taken, "density": in_fresh_process(_densities_of, name, densities)}
 
 
-def _turn(process: ProcessPoolExecutor, name: str, num_steps: int) -> tuple[float, float]:
-    return process.submit(_take, name, num_steps).result()
+def measure(
+    made: Mapping[str, Contender], name: str, densities: Sequence[float], repetitions: int, steps: int
+) -> dict[str, Any]:
+    """Measure seconds per step of all contestants of a network, in turns, by the clock and of the processor."""
+    engines = [None, *densities]  # None is the compiled loop
+    off = made[OFF].contestants(network_alone, name, engines)
+    contestants = {OFF: off.pop("compiled"), ON: made[ON].contestants(network_alone, name, [None])["compiled"]}
+    contestants |= {f"sparse {density}": turn for density, turn in off.items()}
+    if densities:
+        contestants |= made[PYTORCH].contestants(torch_alone, name, [min(densities)])
+    num_steps = steps or _steps_in_a_turn(contestants[OFF])
+    taken = measure_steps(contestants, repetitions, num_steps)
+    density = in_fresh_process(_densities_of, name, densities) if densities else {}
+    return {"num_steps": num_steps, "seconds": taken["steps"], "processor": taken["calls"], "density": density}
 
 
 def _steps_in_a_turn(contestant: Contestant) -> int:
-    contestant(1)  # traces and compiles
-    few = 3
-    return max(few, round(TURN * few / contestant(few)[0]))
+    few = 2
+    contestant(few)  # traces and compiles
+    return max(few, round(TURN * few / contestant(few)[1]))
 
 
 _HERE: dict[str, Contestant] = {}  # the contestants of this process
+_OPEN = contextlib.ExitStack()  # their trainers
 
 
-def _begin(
-    make: Callable[..., Mapping[str, Contestant]], onednn: bool, threads: int, arguments: Sequence[Any]
-) -> list[str]:
+def _begin(make: Make, onednn: bool, threads: int, name: str, densities: Sequence[Any]) -> list[str]:
     os.environ["TF_ENABLE_ONEDNN_OPTS"] = str(int(onednn))  # before TensorFlow is imported
-    if make is network_contestants_alone:
-        environment.use_threads(threads)
-    _HERE.update(make(*arguments))
+    os.environ[THREADS] = str(threads)
+    _OPEN.close()
+    _HERE.clear()
+    _HERE.update(make(name, densities))
     return [*_HERE]
 
 
 def _take(name: str, num_steps: int) -> tuple[float, float]:
-    return _HERE[name](num_steps)
+    """Take steps; return their seconds by the clock, and those of the processor."""
+    began = time.process_time()
+    seconds, _ = _HERE[name](num_steps)
+    return seconds, time.process_time() - began
 
 
-def network_contestants_alone(name: str, densities: Sequence[float | None]) -> Mapping[str, Contestant]:
-    """Make contestants of `lottery` that last as long as their process."""
-    return network_contestants(contextlib.ExitStack(), name, densities)
+def network_alone(name: str, densities: Sequence[float | None]) -> Mapping[str, Contestant]:
+    """Make contestants of `lottery` in a process of their own."""
+    environment.use_threads(int(os.environ[THREADS]))
+    return network_contestants(_OPEN, name, densities)
 
 
 def _densities_of(name: str, densities: Sequence[float]) -> dict[str, float]:
@@ -183,14 +213,15 @@ def _densities_of(name: str, densities: Sequence[float]) -> dict[str, float]:
 
 
 def _print(console: Console, about: str, measured: Mapping[str, Any]) -> None:
-    taken, lines = measured["seconds"], []
+    taken, of_processor, lines = measured["seconds"], measured["processor"], []
     for name, times in taken.items():
         kind, _, density = name.rpartition(" ") if name.startswith("sparse") else (name, "", "")
         of_density = f"{measured['density'][density]:.3f}" if density else ""
-        compared_with = [_ratios(taken[OFF], times), _ratios(taken[PYTORCH], times) if PYTORCH in taken else ["", ""]]
-        lines.append([kind, of_density, *milliseconds(times), *compared_with[0], *compared_with[1]])
-    heads = ["", "density", "ms", "min..max", "to oneDNN off", "min..max", "to PyTorch", "min..max"]
-    print_table(console, f"{about}. To: times as fast as", heads, lines)
+        with_torch = _ratios(taken[PYTORCH], times) if PYTORCH in taken else ["", ""]
+        work = milliseconds(of_processor[name])[0], _ratios(of_processor[OFF], of_processor[name])[0]
+        lines.append([kind, of_density, *milliseconds(times), *_ratios(taken[OFF], times), *with_torch, *work])
+    heads = ["", "density", "ms", "min..max", "vs off", "min..max", "vs PyTorch", "min..max", "CPU ms", "vs off"]
+    print_table(console, f"{about}. vs: times as fast as", heads, lines)
 
 
 def _ratios(others: Sequence[float], times: Sequence[float]) -> list[str]:
@@ -377,13 +408,12 @@ def _resnet(layers: Any, size: str, x: Any) -> Any:
 # --- A step of PyTorch.
 
 
-def torch_contestants(name: str, density: float, threads: int) -> dict[str, Contestant]:
+def torch_alone(name: str, densities: Sequence[float]) -> Mapping[str, Contestant]:
     """Make the contestant that trains in PyTorch, with masks multiplied after each step."""
-    import time
-
     import torch
 
-    torch.set_num_threads(threads)
+    (density,) = densities
+    torch.set_num_threads(int(os.environ[THREADS]))
     torch.manual_seed(0)
     experiment = config.load(presets.named(name))
     arrays, kept = in_fresh_process(_arrays_and_masks, name, density)
