@@ -220,7 +220,7 @@ def _print(console: Console, about: str, measured: Mapping[str, Any]) -> None:
         with_torch = _ratios(taken[PYTORCH], times) if PYTORCH in taken else ["", ""]
         work = milliseconds(of_processor[name])[0], _ratios(of_processor[OFF], of_processor[name])[0]
         lines.append([kind, of_density, *milliseconds(times), *_ratios(taken[OFF], times), *with_torch, *work])
-    heads = ["", "density", "ms", "min..max", "vs off", "min..max", "vs PyTorch", "min..max", "CPU ms", "vs off"]
+    heads = ["", "density", "ms", "min..max", "vs off", "min..max", "vs PyTorch", "min..max", "CPU ms", "vs"]
     print_table(console, f"{about}. vs: times as fast as", heads, lines)
 
 
@@ -254,7 +254,7 @@ def keras_network(name: str) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndar
     experiment = config.load(presets.named(name))
     splits, model = network_data(experiment), network_model(experiment)
     x = (np.float32(splits.train.x[:COMPARED]) - splits.mean) / splits.standard_deviation
-    return weights.read_state(model), np.float32(x), np.asarray(model(x, training=False))
+    return weights.read_state(model), np.asarray(x, np.float32), np.asarray(model(x, training=False))
 
 
 def _by_layer(arrays: Mapping[str, np.ndarray]) -> dict[str, dict[str, np.ndarray]]:
@@ -276,7 +276,7 @@ PARTS = {
 
 def torch_outputs(name: str, arrays: Mapping[str, np.ndarray], x: np.ndarray) -> tuple[dict[str, int], np.ndarray]:
     """Return the parameters of each layer of PyTorch's network, and its outputs with Keras' weights."""
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]
 
     model = torch_network(config.load(presets.named(name)).model.name, arrays)
     counts = {}
@@ -295,7 +295,7 @@ def _channels_first(x: Any) -> Any:
 
 def torch_network(name: str, arrays: Mapping[str, np.ndarray]) -> Any:
     """Build a network of the package in PyTorch, channels_last, with Keras' weights; layers have Keras' names."""
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]
 
     layers = {layer: _torch_layer(layer, values) for layer, values in _by_layer(arrays).items()}
     kind, _, size = name.partition("_")
@@ -316,7 +316,7 @@ def torch_network(name: str, arrays: Mapping[str, np.ndarray]) -> Any:
 
 def _torch_layer(name: str, values: Mapping[str, np.ndarray]) -> Any:
     """Make a layer from Keras' arrays: the shape of the kernel and the name say which, and its stride."""
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]
 
     kernel = values["weight"]
     if "running_mean" in values:
@@ -359,7 +359,7 @@ def _dense(layers: Any, x: Any) -> Any:
 
 
 def _conv(layers: Any, size: str, x: Any) -> Any:
-    from torch.nn import functional
+    from torch.nn import functional  # pyright: ignore[reportMissingImports]
 
     names = _numbered("conv2d")
     for _ in range(int(size) // 2):
@@ -370,7 +370,7 @@ def _conv(layers: Any, size: str, x: Any) -> Any:
 
 
 def _vgg(layers: Any, size: str, x: Any) -> Any:
-    from torch.nn import functional
+    from torch.nn import functional  # pyright: ignore[reportMissingImports]
 
     from lottery.models import networks
 
@@ -384,7 +384,7 @@ def _vgg(layers: Any, size: str, x: Any) -> Any:
 
 
 def _resnet(layers: Any, size: str, x: Any) -> Any:
-    from torch.nn import functional
+    from torch.nn import functional  # pyright: ignore[reportMissingImports]
 
     names, norms = _numbered("conv2d"), _numbered("batch_normalization")
 
@@ -410,7 +410,7 @@ def _resnet(layers: Any, size: str, x: Any) -> Any:
 
 def torch_alone(name: str, densities: Sequence[float]) -> Mapping[str, Contestant]:
     """Make the contestant that trains in PyTorch, with masks multiplied after each step."""
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]
 
     (density,) = densities
     torch.set_num_threads(int(os.environ[THREADS]))
@@ -448,7 +448,7 @@ def _arrays_and_masks(name: str, density: float) -> tuple[dict[str, np.ndarray],
 
 
 def _optimizer(experiment: config.Experiment, parameters: Any) -> Any:
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]
 
     settings: Any = experiment.train.optimizer
     settings = {"name": settings} if isinstance(settings, str) else dict(settings)
@@ -463,7 +463,7 @@ def _parameter(model: Any, name: str) -> Any:
 
 def _as_torch(mask: np.ndarray) -> Any:
     """A mask of floats in PyTorch's order of axes, and in the order in memory of the weight that it multiplies."""
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]
 
     axes = mask.T if mask.ndim == 2 else mask.transpose(3, 2, 0, 1)
     found = torch.from_numpy(np.array(axes, np.float32))
@@ -472,7 +472,7 @@ def _as_torch(mask: np.ndarray) -> Any:
 
 def _batches(experiment: config.Experiment) -> Iterator[tuple[Any, Any]]:
     """Yield standardised batches in random order, cropped and flipped at random if the experiment does that."""
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]
 
     splits, size = network_data(experiment), experiment.train.batch_size
     images, labels = torch.from_numpy(splits.train.x), torch.from_numpy(np.int64(splits.train.y))
@@ -490,7 +490,7 @@ def _batches(experiment: config.Experiment) -> Iterator[tuple[Any, Any]]:
 
 def _cropped(images: Any, positions: Any) -> Any:
     """Gather images, each cropped at random to its size before padding, and flipped with a probability of one half."""
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]
 
     num, height, width = len(positions), *(length - 2 * PADDING for length in images.shape[1:3])
     rows, columns = (torch.arange(length) + torch.randint(2 * PADDING + 1, (num, 1)) for length in (height, width))
