@@ -4,7 +4,8 @@ The same network, batch, optimizer, augmentation, masks and threads in each of
 
 - `compiled, oneDNN off` and `compiled, oneDNN on`: the compiled loop of `lottery`. TensorFlow reads the setting when it
   is imported, so each has a process of its own;
-- `sparse`: `train.engine = "sparse"` at the densities of `--densities`. It always uses one thread;
+- `sparse`: `train.engine = "sparse"` at the densities of `--densities`, in the first of these processes. It always uses
+  one thread;
 - `PyTorch`: eager, channels_last, fused optimizers, arrays in memory, and each weight multiplied by its mask after each
   step, as most code on pruning does. That costs the same at every density, so it is measured at the lowest.
 
@@ -25,12 +26,14 @@ Commands:
     python experiments/benchmark_peers.py --network conv_2_cifar10 --densities 1,0.51,0.17,0.05,0.02 --threads 1
     python experiments/benchmark_peers.py --onednn --json onednn.json
 
-Time: 2 to 4 minutes for each network and number of threads. Run it on an idle machine.
+Time: four minutes for each network and number of threads on a machine that was busy with other programs, less on an
+idle one.
 
 Each way to train has a process of its own, which waits while others are measured. They take turns in a rotating order,
 so that other programs affect all of them alike. Times are medians over the turns, with their ranges; a ratio is the
-median of the ratios within each turn, with its range. "CPU ms" is the time of the processor, of all threads together:
-on a busy machine it says more than the clock, but threads that wait for each other count, too.
+median of the ratios within each turn, with its range. The second table of each network has the time of the processor,
+of all threads together: on a busy machine it says more than the clock, but it counts threads that wait for each other,
+too.
 """
 
 import contextlib
@@ -213,15 +216,18 @@ def _densities_of(name: str, densities: Sequence[float]) -> dict[str, float]:
 
 
 def _print(console: Console, about: str, measured: Mapping[str, Any]) -> None:
-    taken, of_processor, lines = measured["seconds"], measured["processor"], []
-    for name, times in taken.items():
-        kind, _, density = name.rpartition(" ") if name.startswith("sparse") else (name, "", "")
-        of_density = f"{measured['density'][density]:.3f}" if density else ""
-        with_torch = _ratios(taken[PYTORCH], times) if PYTORCH in taken else ["", ""]
-        work = milliseconds(of_processor[name])[0], _ratios(of_processor[OFF], of_processor[name])[0]
-        lines.append([kind, of_density, *milliseconds(times), *_ratios(taken[OFF], times), *with_torch, *work])
-    heads = ["", "density", "ms", "min..max", "vs off", "min..max", "vs PyTorch", "min..max", "CPU ms", "vs"]
-    print_table(console, f"{about}. vs: times as fast as", heads, lines)
+    """Print times and ratios, by the clock and of the processor; "vs" is how many times as fast."""
+    for what, taken in (("by the clock", measured["seconds"]), ("of the processor", measured["processor"])):
+        others = {"oneDNN off": taken[OFF]} | ({PYTORCH: taken[PYTORCH]} if PYTORCH in taken else {})
+        lines = []
+        for name, times in taken.items():
+            density = measured["density"].get(name.removeprefix("sparse "))
+            first = ["sparse", f"{density:.3f}"] if density else [name, ""]
+            lines.append(
+                [*first, *milliseconds(times), *(each for other in others.values() for each in _ratios(other, times))]
+            )
+        heads = [word for other in others for word in (f"vs {other}", "min..max")]
+        print_table(console, f"{about}; {what}", ["", "density", "ms", "min..max", *heads], lines)
 
 
 def _ratios(others: Sequence[float], times: Sequence[float]) -> list[str]:

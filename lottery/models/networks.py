@@ -183,9 +183,9 @@ class BuiltIn:
 MODELS = {
     "lenet_300_100": BuiltIn(lenet_300_100, most_threads=2),
     "lenet_5": BuiltIn(lenet_5),
-    **{f"conv_{num}": BuiltIn(partial(conv, num)) for num in (2, 4, 6)},
+    **{f"conv_{num}": BuiltIn(partial(conv, num), gains_by_onednn=True) for num in (2, 4, 6)},
     "resnet_20": BuiltIn(partial(resnet, 20), gains_by_onednn=True),
-    **{f"vgg_{depth}": BuiltIn(partial(vgg, depth)) for depth in VGG_CONVOLUTIONS},
+    **{f"vgg_{depth}": BuiltIn(partial(vgg, depth), gains_by_onednn=True) for depth in VGG_CONVOLUTIONS},
 }
 
 
