@@ -36,8 +36,6 @@ are equally fast depends on the network, but `"auto"` uses one threshold for all
 """
 
 import contextlib
-import fnmatch
-import itertools
 import math
 import os
 import statistics
@@ -45,7 +43,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,6 +52,7 @@ import typer
 from benchmark_training import (
     SEED,
     TRAIN,
+    Contestant,
     DataFile,
     JsonFile,
     Repetitions,
@@ -86,6 +85,7 @@ from lottery import config, data, enforcement, masks, weights
 from lottery.analysis import costs
 from lottery.models import networks
 from lottery.pipeline import environment, presets
+from lottery.pruning import plan
 from lottery.runs import store
 from lottery.runs.stored import StoredRound, stored_rounds
 from lottery.statistics import intervals
@@ -100,6 +100,7 @@ COMPARED = 0.036  # the density at which `fit` is compared, and evaluations
 FITS = ("keras fit + callback", "tfmot fit")
 SPARSEST = 10  # rounds
 REPLICATES = 5  # of `--agreement`
+MOST_ROUNDS = 40  # of pruning, to the masks of `--network`
 # Training steps of a network where `--network-steps` is not set; "auto" leaves shorter trainings to the compiled loop.
 MASKS, WHOLE, ORIGINAL, AGREEMENT = 500, 1000, 8000, 2000
 UNITS = (256, 128, 64, 32)
@@ -238,54 +239,65 @@ def measure_network(
     name: str, threads: int, densities: Iterable[float], repetitions: int, steps: int
 ) -> dict[str, Any]:
     """Measure steps of both engines on a network of the field, in a process of its own."""
-    import keras
-
     environment.use_threads(threads)
-    experiment = config.load(presets.named(name))
-    generator = np.random.default_rng(0)
-    x, y = generator.integers(0, 256, (2000, 32, 32, 3), np.uint8), generator.integers(0, 10, 2000)
-    splits = data.split({"x_train": x, "y_train": y, "x_test": x[:500], "y_test": y[:500]}, data.Data(validation=200))
-    settings = experiment.train.model_copy(update={"engine": "sparse"})
-    engines, masks_of = {}, _masks_of(experiment, densities)
     with contextlib.ExitStack() as stack:
-        for kind in ("compiled", *masks_of):
-            keras.utils.set_random_seed(0)
-            model, step = networks.named(experiment.model.name)((32, 32, 3), 10), schedules.step_variable()
-            compiling.compile_model(model, settings, example_batch(splits)[0], step)
-            made = Trainer(model, splits, settings, enforcement.constraint, step, experiment.data.augment)
-            stack.enter_context(contextlib.closing(made)).hold()
-            kept = masks_of[kind](weights.read(model)) if kind in masks_of else masks.ones_like(weights.read(model))
-            made.set_masks(kept)
-            weights.assign(model, masks.apply(weights.read_state(model), kept))
-            engines[kind] = made.loop if kind == "compiled" else made.engine(kept, "sparse")[0]
-            engines[kind].begin(kept, SEED)
-        contestants = {kind: looping(engine) for kind, engine in engines.items()}
+        contestants = network_contestants(stack, name, (None, *densities))
         return measure_steps(contestants, repetitions, steps)
 
 
-def _masks_of(experiment: Any, densities: Iterable[float]) -> dict[str, Callable[[masks.Weights], masks.Masks]]:
-    """Make functions from initial weights to masks, by density."""
+def network_contestants(
+    stack: contextlib.ExitStack, name: str, densities: Iterable[float | None]
+) -> dict[str, Contestant]:
+    """Make contestants of an experiment's network: the sparse engine at each density, the compiled loop for None."""
+    experiment = config.load(presets.named(name))
+    splits = network_data(experiment)
+    settings = experiment.train.model_copy(update={"engine": "sparse"})
+    contestants = {}
+    for density in densities:
+        model, step = network_model(experiment), schedules.step_variable()
+        compiling.compile_model(model, settings, example_batch(splits)[0], step)
+        made = Trainer(model, splits, settings, enforcement.constraint, step, experiment.data.augment)
+        stack.enter_context(contextlib.closing(made)).hold()
+        kept = masks_at(experiment, weights.read(model), density or 1)
+        made.set_masks(kept)
+        weights.assign(model, masks.apply(weights.read_state(model), kept))
+        engine = made.loop if density is None else made.engine(kept, "sparse")[0]
+        engine.begin(kept, SEED)
+        contestants["compiled" if density is None else f"{density:g}"] = looping(engine)
+    return contestants
 
-    def made(density: float) -> Callable[[masks.Weights], masks.Masks]:
-        def of_weights(arrays: masks.Weights) -> masks.Masks:
-            if experiment.prune.scope == "global":
-                left = np.quantile(np.concatenate([np.abs(one).ravel() for one in arrays.values()]), 1 - density)
-                return {name: np.abs(one) >= left for name, one in arrays.items()}
-            rates: dict[str, Any] = dict.fromkeys(arrays, experiment.prune.rate)
-            for pattern, rate in experiment.prune.rates.items():
-                rates |= {name: rate for name in arrays if fnmatch.fnmatch(name, pattern)}
-            for round_ in itertools.count():
-                kept = {
-                    name: np.abs(one) >= np.quantile(np.abs(one), 1 - (1 - rates[name]) ** round_)
-                    for name, one in arrays.items()
-                }
-                if masks.density(kept) <= density:
-                    return kept
-            raise AssertionError
 
-        return of_weights
+def network_model(experiment: config.Experiment) -> Any:
+    """Build the network of an experiment from the same initial weights every time."""
+    import keras
 
-    return {f"{density:g}": made(density) for density in densities}
+    keras.utils.set_random_seed(0)
+    return networks.named(experiment.model.name)(image_shape(experiment), 10)
+
+
+def network_data(experiment: config.Experiment) -> data.Splits:
+    """Draw random images of the shape that an experiment trains on, with labels."""
+    generator = np.random.default_rng(0)
+    x = generator.integers(0, 256, (2000, *image_shape(experiment)), np.uint8)
+    y = generator.integers(0, 10, 2000)
+    return data.split({"x_train": x, "y_train": y, "x_test": x[:500], "y_test": y[:500]}, data.Data(validation=200))
+
+
+def image_shape(experiment: config.Experiment) -> tuple[int, ...]:
+    """Return the shape of an image of MNIST or of CIFAR-10, whichever an experiment trains on."""
+    return (28, 28) if experiment.data.name == "mnist" else (32, 32, 3)
+
+
+def masks_at(experiment: config.Experiment, arrays: masks.Weights, density: float) -> masks.Masks:
+    """Prune initial weights by magnitude as an experiment prunes, up to the round whose density is nearest."""
+    planned = plan.of_weights(experiment.prune.model_copy(update={"num_rounds": MOST_ROUNDS}), arrays)
+    scores = {name: np.abs(value) for name, value in arrays.items()}
+    kept = before = masks.ones_like(arrays)
+    for number in range(1, MOST_ROUNDS + 1):
+        if masks.density(kept) <= density:
+            break
+        before, kept = kept, planned.masks(number, scores, kept)
+    return min(before, kept, key=lambda each: abs(math.log(masks.density(each) / density)))
 
 
 def print_network(console: Console, measured: Mapping[str, Any], about: str) -> None:

@@ -372,7 +372,7 @@ def random_images(num_train: int = 60_000, num_test: int = 10_000) -> dict[str, 
 
 def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function in a new process, because a process cannot change TensorFlow's number of threads."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _silence) as process:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), silence) as process:
         return process.submit(function, *arguments).result()
 
 
@@ -493,7 +493,8 @@ def _print_training(console: Console, num_threads: int, measured: Mapping[str, S
     print_goals(console, heading, goals)
 
 
-def _silence() -> None:
+def silence() -> None:
+    """Send what a process prints nowhere."""
     # TensorFlow and tfmot print much that no log level silences; exceptions still reach the parent.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from concurrent import futures
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 import lottery
-from lottery import cli, config, data
+from lottery import cli, config, data, masks
 from lottery.errors import LotteryError
 from lottery.pipeline import environment, presets
 from lottery.runs import verification
@@ -171,6 +172,60 @@ def test_engines_are_measured(monkeypatch, lottery_command, tmp_path, compiled_k
         assert {name: len(times) for name, times in found[what].items()} == {"0.7": num, "compiled": num}
         assert all(time > 0 for times in found[what].values() for time in times)
     assert len(measured["start"]) == 2
+
+
+@pytest.fixture
+def peers(monkeypatch):
+    """The program that measures PyTorch beside `lottery`, with its contestants in this process."""
+    monkeypatch.syspath_prepend(EXPERIMENTS)
+    import benchmark_peers
+
+    class Here:
+        """Stands for a process of its own, which would import TensorFlow again."""
+
+        def __init__(self, *settings):
+            self.submit = futures.ThreadPoolExecutor(1).submit
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            return None
+
+    for name in ("TF_ENABLE_ONEDNN_OPTS", benchmark_peers.THREADS):
+        monkeypatch.setenv(name, "")  # the program sets others
+    monkeypatch.setattr(benchmark_peers, "ProcessPoolExecutor", Here)
+    yield benchmark_peers
+    benchmark_peers._OPEN.close()
+
+
+def test_peers_need_pytorch(peers, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    app = typer.Typer()
+    app.command()(peers.main)
+    result = CliRunner().invoke(app, [])
+    assert result.exit_code == 2 and "pip install torch==" in result.stderr and not result.stdout
+
+
+def test_onednn_is_measured_without_pytorch(peers, tmp_path):
+    """The smallest measurement, of the columns and the file; in one process both contestants have one setting."""
+    app, file = typer.Typer(), tmp_path / "onednn.json"
+    app.command()(peers.main)
+    words = f"--onednn --network lenet_mnist --repetitions 2 --steps 1 --threads {environment.num_threads()}"
+    result = CliRunner().invoke(app, [*words.split(), f"--json={file}"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    (measured,) = json.loads(file.read_text())["networks"]["lenet_mnist"].values()
+    for times in measured["seconds"], measured["processor"]:
+        assert {name: len(each) for name, each in times.items()} == {peers.OFF: 2, peers.ON: 2}
+    assert all(f"compiled, oneDNN {word}" in result.stdout for word in ("off", "on"))
+
+
+def test_masks_of_a_benchmark_are_those_of_the_nearest_round(peers, rng):
+    experiment = config.load(presets.named("lenet_mnist"))
+    arrays = {name: rng.normal(size=(60, 50)) for name in ("dense/kernel", "dense_1/kernel", "dense_2/kernel")}
+    assert masks.density(peers.masks_at(experiment, arrays, 1)) == 1
+    found = peers.masks_at(experiment, arrays, 0.4)
+    assert [round(mask.mean(), 3) for mask in found.values()] == [0.328, 0.328, 0.59]  # round 5 of rates 0.2 and 0.1
 
 
 @pytest.mark.long

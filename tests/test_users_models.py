@@ -473,15 +473,11 @@ def test_an_optimisers_arguments_are_tried_before_anything_is_written(tmp_path):
 def test_threads_of_a_run_with_an_own_model_are_found_before_it_is_built(tmp_path):
     done = run(build_dropout, tmp_path)
     like = config.load(TINY)
-    assert (
-        lottery.pipeline.environment.threads_of_like_runs(tmp_path, like) == 0
-    )  # it is complete, so nobody goes on with it
+    environment = lottery.pipeline.environment
+    assert environment.of_like_run(tmp_path, like) == {}  # it is complete, so nobody goes on with it
     (store.round_path(done.path, 1, 2) / "round.json").unlink()
-    assert (
-        lottery.pipeline.environment.threads_of_like_runs(tmp_path, like)
-        == store.read_environment(done.path)["num_threads"]
-    )
-    assert lottery.pipeline.environment.threads_of_like_runs(tmp_path, config.load(TINY, {"run": {"seed": 5}})) == 0
+    assert environment.of_like_run(tmp_path, like) == store.read_environment(done.path)
+    assert environment.of_like_run(tmp_path, config.load(TINY, {"run": {"seed": 5}})) == {}
 
 
 def test_what_keras_says_is_shortened_to_its_reason():

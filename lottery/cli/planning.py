@@ -51,7 +51,7 @@ def plan(
     """
     # Over fifty lines, since its options take thirty.
     from lottery import config
-    from lottery.pipeline import environment, preview
+    from lottery.pipeline import environment, onednn, preview
     from lottery.runs import store
     from lottery.statistics import pilot as pilots
     from lottery.statistics import results, verdicts
@@ -66,6 +66,7 @@ def plan(
     if source is None and pilot is not None:
         source = store.read_experiment(pilot).model_dump(mode="json")
     planned = config.load(source, overriding)
+    onednn.begin({}, [planned.model.name])
     environment.num_threads()  # imports TensorFlow without its start-up messages
     rule = verdicts.rule_for(planned, tolerance, ACCURACY if pilot is None else metric_of(results.table(pilot)))
     imports = import_code or config.names_network(overriding)

@@ -9,6 +9,7 @@ import importlib
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -164,20 +165,41 @@ def _normalisation(layers: Any, name: str | None = None) -> Any:
     return layers.BatchNormalization(momentum=0.9, epsilon=1e-5, name=name)
 
 
-# Functions of (input_shape, num_classes, keras), as described at the top.
-MODELS: dict[str, Callable[..., Any]] = {
-    "lenet_300_100": lenet_300_100,
-    "lenet_5": lenet_5,
-    **{f"conv_{num}": partial(conv, num) for num in (2, 4, 6)},
-    "resnet_20": partial(resnet, 20),
-    **{f"vgg_{depth}": partial(vgg, depth) for depth in VGG_CONVOLUTIONS},
+@dataclass(frozen=True)
+class BuiltIn:
+    """A network that comes with the package, and what has been measured of it; see ``docs/speed.md``.
+
+    Attributes:
+        build: A function of (input_shape, num_classes, keras), as described at the top.
+        most_threads: The threads from which on more gain nothing; None if that is not known.
+        gains_by_onednn: True if a step is faster with oneDNN where TensorFlow leaves it off.
+    """
+
+    build: Callable[..., Any]
+    most_threads: int | None = None
+    gains_by_onednn: bool = False
+
+
+MODELS = {
+    "lenet_300_100": BuiltIn(lenet_300_100, most_threads=2),
+    "lenet_5": BuiltIn(lenet_5),
+    **{f"conv_{num}": BuiltIn(partial(conv, num), gains_by_onednn=True) for num in (2, 4, 6)},
+    "resnet_20": BuiltIn(partial(resnet, 20), gains_by_onednn=True),
+    **{f"vgg_{depth}": BuiltIn(partial(vgg, depth), gains_by_onednn=True) for depth in VGG_CONVOLUTIONS},
 }
 
 
-def is_built_in(name: str) -> bool:
-    """Check if a name is a key of `MODELS`, or ``resnet_N`` of another depth: N = 6 n + 2."""
+def built_in(name: str) -> BuiltIn | None:
+    """Look up a key of `MODELS`, or ``resnet_N`` of another depth, N = 6 n + 2; None if there is no such network."""
     depth = re.fullmatch(r"resnet_(\d{1,4})", name)
-    return name in MODELS or bool(depth and int(depth[1]) > 2 and int(depth[1]) % 6 == 2)
+    if name in MODELS or not depth or int(depth[1]) < 8 or int(depth[1]) % 6 != 2:
+        return MODELS.get(name)
+    return replace(MODELS["resnet_20"], build=partial(resnet, int(depth[1])))
+
+
+def is_built_in(name: str) -> bool:
+    """Check if a name is that of a `built_in` network."""
+    return built_in(name) is not None
 
 
 def named(name: str) -> Callable[..., Any]:
@@ -186,9 +208,10 @@ def named(name: str) -> Callable[..., Any]:
     Raises:
         LotteryError: The name is not `is_built_in`.
     """
-    if not is_built_in(name):
+    known = built_in(name)
+    if known is None:
         raise unknown("The network", name, MODELS)
-    return MODELS.get(name) or partial(resnet, int(name.removeprefix("resnet_")))
+    return known.build
 
 
 def builder(

@@ -8,7 +8,7 @@ import numpy as np
 
 from lottery import config
 from lottery.errors import LotteryError
-from lottery.pipeline import environment
+from lottery.pipeline import environment, onednn
 from lottery.runs import store
 
 # Relative, of what the first steps report on another machine or with other versions; and in half precision.
@@ -75,6 +75,8 @@ def other_environment(recorded: dict[str, Any], now: dict[str, Any]) -> str:
         words.append("another number of GPUs")
     if recorded["observed"]["opaque"] and recorded["num_threads"] != environment.num_threads():
         words.append("another number of threads")
+    if onednn.differs(recorded):
+        words.append("another setting of oneDNN")
     return " and ".join(words)
 
 

@@ -18,11 +18,10 @@ from lottery import config, files, weights
 from lottery.data import Splits
 from lottery.errors import LotteryError
 from lottery.models import architecture, multiply_adds, networks
+from lottery.pipeline import onednn
 from lottery.pipeline.prepared import Prepared
 from lottery.runs import store
 from lottery.training import mirrored
-
-MOST_THREADS = {"lenet_300_100": 2}  # models that gain nothing from more threads
 
 PACKAGES = (
     "lottery", "tensorflow", "keras", "tf-keras", "tensorflow-model-optimization", "numpy", "safetensors", "numba",
@@ -39,7 +38,8 @@ def begin_threads(experiment: config.Experiment, recorded: int = 0) -> int:
         return use_threads(wanted)
     # Bits depend on the number, so it must not depend on how many networks happen to train side by side.
     width = experiment.run.num_replicates * (2 if experiment.run.controls else 1)
-    most = MOST_THREADS.get(experiment.model.name, loky.cpu_count())
+    known = networks.built_in(experiment.model.name)
+    most = known.most_threads if known and known.most_threads else loky.cpu_count()
     # Nobody asked for a number, so what TensorFlow has started with will do.
     try:
         return use_threads(min(most, max(1, loky.cpu_count() // width)))
@@ -65,8 +65,8 @@ def use_threads(wanted: int) -> int:
     return wanted
 
 
-def threads_of_like_runs(out: str | Path, experiment: config.Experiment) -> int:
-    """Return the number of threads of an incomplete run that may be this experiment's; 0 if there is none."""
+def of_like_run(out: str | Path, experiment: config.Experiment) -> Mapping[str, Any]:
+    """Return what an incomplete run that may be this experiment's has recorded; nothing if there is none."""
     # The run of an experiment with a user's model is known only when the model is built, and by then TensorFlow has
     # begun to compute. So runs are compared without the values that the model and data decide.
     by_model_and_data = {"data": True, "model": {"fingerprint", "name"}, "train": {"optimizer", "learning_rate"}}
@@ -76,10 +76,10 @@ def threads_of_like_runs(out: str | Path, experiment: config.Experiment) -> int:
         try:
             like = store.read_experiment(path)
             if like.model_dump(exclude=by_model_and_data) == wanted and not store.is_complete(path, like):
-                return int(store.read_environment(path).get("num_threads", 0))
+                return store.read_environment(path)
         except LotteryError:  # a damaged run is another matter
             continue
-    return 0
+    return {}
 
 
 def check_data(run: Path, fingerprint: str) -> None:
@@ -125,6 +125,7 @@ def record(run: Path, experiment: config.Experiment, prepared: Prepared, num_thr
         "scaling": scaling,
         "num_threads": num_threads,
         "num_devices": mirrored.num_devices(model),
+        "onednn": onednn.is_on(),
         **_versions(),
         "platform": platform.platform(),
         "commit": _commit(),
@@ -139,7 +140,7 @@ def record(run: Path, experiment: config.Experiment, prepared: Prepared, num_thr
     if prepared.cautions:
         now["cautions"] = list(prepared.cautions)
     store.write_record(run / "environment.json", now)
-    return []
+    return onednn.advice(experiment, model)
 
 
 def differences(stored: Mapping[str, Any]) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lottery import config, data
 from lottery.errors import LotteryError
-from lottery.pipeline import agreement, environment, preparing
+from lottery.pipeline import agreement, environment, onednn, preparing
 from lottery.pipeline.prepared import Ingredients, Prepared
 from lottery.runs import store, verification
 from lottery.statistics import metric
@@ -31,9 +31,10 @@ def open_run(
     if existed:  # it is locked before it is read, so that no other process writes what is compared
         stack.enter_context(store.opened(path, experiment))
         verification.refuse_damaged(path, experiment)
-    recorded = store.read_environment(path).get("num_threads", num_threads)
+    recorded = store.read_environment(path)
     # Before anything is computed: TensorFlow cannot change its number of threads after.
-    num_threads = environment.begin_threads(experiment, recorded)
+    onednn.begin(recorded, [experiment.model.name])
+    num_threads = environment.begin_threads(experiment, recorded.get("num_threads", num_threads))
     prepared = prepared or preparing.prepare(transfer or experiment, ingredients)
     if transfer:
         return replace(prepared, notes=())

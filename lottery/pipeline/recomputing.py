@@ -13,7 +13,7 @@ import numpy as np
 
 from lottery import config, randomness, weights
 from lottery.errors import LotteryError
-from lottery.pipeline import agreement, branch_training, building, environment, preparing, ties
+from lottery.pipeline import agreement, branch_training, building, environment, onednn, preparing, ties
 from lottery.pipeline.prepared import Ingredients, Prepared, without_functions
 from lottery.pruning import branches
 from lottery.runs import siblings, store
@@ -62,6 +62,7 @@ def opened(
     experiment, recorded = store.read_experiment(run), store.read_environment(run)
     if not recorded:
         raise LotteryError(f"No round of {str(run)!r} is complete yet.")
+    onednn.begin(recorded)
     with contextlib.suppress(LotteryError):  # TensorFlow has started with another number
         environment.use_threads(recorded["num_threads"])
     with contextlib.ExitStack() as stack:
@@ -262,6 +263,8 @@ def elsewhere(recorded: dict[str, Any]) -> list[str]:
     found = [words[key] for key in environment.changed(recorded)]
     if environment.num_threads() != recorded["num_threads"]:
         found.append("another number of threads")
+    if onednn.differs(recorded):
+        found.append("another setting of oneDNN")
     if recorded.get("num_devices", 1) > 1:
         found.append("another number of devices")
     if tf.config.list_physical_devices("GPU"):

@@ -13,7 +13,7 @@ from typing import Any
 from lottery import interrupts, progress, randomness
 from lottery.errors import LotteryError
 from lottery.executors.executor import Job
-from lottery.pipeline import recomputing, worker
+from lottery.pipeline import onednn, recomputing, worker
 from lottery.pipeline.prepared import Ingredients
 from lottery.pruning import branches
 from lottery.runs import store
@@ -45,6 +45,7 @@ def retrained(
         LotteryError: The data or the model are not those of the run, or a network cannot be trained.
     """
     experiment, recorded = store.read_experiment(run), store.read_environment(run)
+    onednn.begin(recorded)
     elsewhere = recomputing.elsewhere(recorded)
     with contextlib.ExitStack() as stack:
         temporary = stack.enter_context(tempfile.TemporaryDirectory())

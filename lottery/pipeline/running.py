@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lottery import config, formatting
-from lottery.pipeline import dispatch, environment, opening, worker
+from lottery.pipeline import dispatch, environment, onednn, opening, worker
 from lottery.pipeline.prepared import NOTHING_PASSED, Ingredients, with_functions
 from lottery.pipeline.session import Execution
 from lottery.runs import store
@@ -29,8 +29,10 @@ def run(
     with execution.started() as session:
         prepared, path = None, store.run_path(out, experiment)
         if has_objects or ingredients.are_observed(experiment):
-            # Threads come first: TensorFlow begins to compute when the model is built.
-            environment.begin_threads(experiment, environment.threads_of_like_runs(out, experiment))
+            # These come first: TensorFlow is imported, and begins to compute, when the model is built.
+            like = environment.of_like_run(out, experiment)
+            onednn.begin(like, () if ingredients.model else [experiment.model.name])
+            environment.begin_threads(experiment, like.get("num_threads", 0))
             path, prepared, compared = opening.located(out, experiment, ingredients)
             session.note(*compared)
             experiment = prepared.experiment

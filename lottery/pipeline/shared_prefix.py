@@ -19,7 +19,7 @@ Experiments = Mapping[Path, config.Experiment]  # by the folder of the run
 OF_THE_WHOLE = ("num_replicates", "controls", "control_rounds")  # keys that do not decide how a network is trained
 
 # Keys of the environment that bits depend on.
-COMPUTED_WITH = ("data_sha256", "num_threads", "num_devices", "python", "versions", "processor")
+COMPUTED_WITH = ("data_sha256", "num_threads", "num_devices", "onednn", "python", "versions", "processor")
 
 # Keys of a record that say how it is stored.
 OF_STORING = ("format", "sha256", "record_sha256")

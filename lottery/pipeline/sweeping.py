@@ -9,7 +9,7 @@ from typing import Any
 
 from lottery import config, interrupts
 from lottery.errors import LotteryError
-from lottery.pipeline import dispatch, environment, opening, presets, shared_prefix, worker
+from lottery.pipeline import dispatch, environment, onednn, opening, presets, shared_prefix, worker
 from lottery.pipeline.prepared import Ingredients
 from lottery.pipeline.session import Execution, Session
 from lottery.runs import store
@@ -105,8 +105,11 @@ def _open(
     tolerance: float | None,
 ) -> None:
     """Open or begin every run of a sweep, so that whatever does not fit is said before anything is trained."""
-    recorded = [store.read_environment(path).get("num_threads", 0) for path in experiments]
-    num_threads = next(filter(None, recorded), 0)  # all with as many as one that began before
+    recorded = next(filter(None, map(store.read_environment, experiments)), {})  # all as one that began before
+    num_threads = recorded.get("num_threads", 0)
+    if not all(store.is_complete(path, experiment) for path, experiment in experiments.items()):
+        onednn.begin(recorded, [experiment.model.name for experiment in experiments.values()])
+        environment.num_threads()  # imports TensorFlow, which has one setting for all
     warned: set[str] = set()
     for number, (path, experiment) in enumerate(experiments.items(), start=1):
         if not (path / "environment.json").exists():

@@ -10,7 +10,16 @@ from typing import Any
 from lottery import config, interrupts, progress
 from lottery.errors import LotteryError
 from lottery.executors.executor import Job
-from lottery.pipeline import agreement, branch_training, environment, mask_training, network_training, preparing, rounds
+from lottery.pipeline import (
+    agreement,
+    branch_training,
+    environment,
+    mask_training,
+    network_training,
+    onednn,
+    preparing,
+    rounds,
+)
 from lottery.pipeline.network_training import Training
 from lottery.pipeline.prepared import Ingredients, Prepared
 from lottery.pruning import branches
@@ -95,11 +104,15 @@ class Worker:
         """Open a run for training; of several, the one that was used longest ago is closed."""
         while len(self._open) >= MOST_OPEN:
             self._open.pop(next(iter(self._open))).prepared.trainer.close()
+        recorded = store.read_environment(recipe.path)
+        onednn.begin(recorded)
         environment.use_threads(recipe.num_threads)
+        for sentence in onednn.notes(recorded):
+            self.on_event(progress.Note(sentence))
         prepared = self.prepared.pop(recipe.path, None) or _prepared(recipe, replicate)
         environment.check_devices(recipe.path, prepared.trainer.model)
         if recipe.away:
-            for difference in environment.differences(store.read_environment(recipe.path)):
+            for difference in environment.differences(recorded):
                 self.on_event(progress.Note(f"{platform.node()} computes with {difference}, so bits may differ."))
         on_event = network_training.while_there(recipe.path, self.on_event)
         every = recipe.every or CheckpointInterval()

@@ -17,7 +17,7 @@ from lottery.statistics import comparison, published, tables, verdicts
 from lottery.statistics.barriers import STABLE
 
 # What a reader calls the entries of environment.json.
-_NAMES = {"uses": "multiply-adds per entry", "num_threads": "threads", "num_devices": "devices"}
+_NAMES = {"uses": "multiply-adds per entry", "num_threads": "threads", "num_devices": "devices", "onednn": "oneDNN"}
 
 
 def of_run(run: ReportedRun) -> dict[str, Grid | None]:

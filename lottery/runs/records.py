@@ -102,6 +102,7 @@ class _Environment(Schema, strict=True, extra="allow"):
     scaling: dict[str, Any] | None = None
     num_threads: Annotated[int, Field(ge=0, le=100_000)] = 0
     num_devices: Annotated[int, Field(ge=1, le=100_000)] = 1
+    onednn: bool | None = None
     python: str = ""
     versions: dict[str, str] = {}
     processor: str = ""
