@@ -22,11 +22,16 @@ Other options measure something else instead. They can be combined:
 - `--agreement`: five replicates of LeNet-300-100, dense and in four rounds, trained by each engine alone: the
   difference in test accuracy, with its 95 % interval.
 
+With `--network`, `--whole` measures whole commands of that experiment, fifteen rounds of one replicate with two
+controls: the compiled loop without and with oneDNN, and what `lottery` chooses (`"auto"`). `--agreement` trains five
+replicates of that network, dense and in two rounds. `--data` is then a file of CIFAR-10.
+
 Commands:
     python experiments/benchmark_engines.py --data mnist.npz --json engines.json
     python experiments/benchmark_engines.py --network resnet_20_cifar10 --repetitions 5 --steps 3
     python experiments/benchmark_engines.py --data mnist.npz --whole
     python experiments/benchmark_engines.py --data mnist.npz --original --agreement
+    python experiments/benchmark_engines.py --data cifar10.npz --network conv_2_cifar10 --whole --network-steps 30
 
 Time: 3 to 6 minutes each on two cores. Run it on an idle machine.
 
@@ -43,6 +48,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -84,7 +90,7 @@ import lottery
 from lottery import config, data, enforcement, masks, weights
 from lottery.analysis import costs
 from lottery.models import networks
-from lottery.pipeline import environment, presets
+from lottery.pipeline import environment, onednn, presets
 from lottery.pruning import plan
 from lottery.runs import store
 from lottery.runs.stored import StoredRound, stored_rounds
@@ -102,7 +108,18 @@ SPARSEST = 10  # rounds
 REPLICATES = 5  # of `--agreement`
 MOST_ROUNDS = 40  # of pruning, to the masks of `--network`
 # Training steps of a network where `--network-steps` is not set; "auto" leaves shorter trainings to the compiled loop.
-MASKS, WHOLE, ORIGINAL, AGREEMENT = 500, 1000, 8000, 2000
+MASKS, WHOLE, ORIGINAL, AGREEMENT, FEW = 500, 1000, 8000, 2000, 20
+# Of `--agreement`: of LeNet-300-100, and of another network.
+ROUNDS = (
+    ["prune.num_rounds=4", "prune.rate=0.67", 'prune.rates={ "dense_2/kernel" = 0.42 }'],
+    ["prune.num_rounds=2", "prune.rate=0.7", "prune.rates={}"],
+)
+# Whole commands of a network: more words, and the variable that decides about oneDNN; `lottery` sets it if it is not.
+COMMANDS: dict[str, tuple[list[str], str | None]] = {
+    "compiled, oneDNN off": (["train.engine=compiled"], "0"),
+    "compiled, oneDNN on": (["train.engine=compiled"], "1"),
+    "auto": ([], None),
+}
 UNITS = (256, 128, 64, 32)
 SHAPES = [(784, 300), (300, 100), (100, 10)]
 
@@ -152,7 +169,9 @@ def main(
     with framed(about, json_file) as (console, results), tempfile.TemporaryDirectory() as folder:
         of_threads = [f"run.num_threads={threads}"]
         words = [*of_threads, *data_words(data_file, Path(folder))]
-        if network:
+        if network and (whole or agreement):
+            words = [*of_threads, *image_words(network, data_file, Path(folder))]
+        if network and not (whole or agreement):
             settings = network, threads, wanted, repetitions, steps
             results["network"] = found = in_fresh_process(measure_network, *settings)
             print_network(console, found, f"{network}; turns: {repetitions}, steps per turn: {steps}")
@@ -162,15 +181,20 @@ def main(
             results["steps"] = measured = in_fresh_process(measure_engines, *settings)
             results["start"] = start = measure_start(data_file, threads, Path(folder))
             print_steps(console, measured, start, f"turns: {repetitions}, steps per turn: {steps}")
-        if whole:
+        if whole and network:
+            results["whole"] = found = measure_experiment(network, words, turns, network_steps or FEW, Path(folder))
+            print_experiment(console, found, f"{network}; turns: {turns}, steps per network: {network_steps or FEW}")
+        elif whole:
             results["whole"] = found = measure_whole(words, turns, network_steps or WHOLE, Path(folder))
             print_whole(console, found, f"turns: {turns}, steps per network: {network_steps or WHOLE:,}")
         if original:
             results["original"] = found = measure_original(of_threads, turns, network_steps or ORIGINAL, Path(folder))
             print_original(console, found, f"turns: {turns}, steps per network: {network_steps or ORIGINAL:,}")
         if agreement:
-            num_steps = network_steps or AGREEMENT
-            results["agreement"] = found = measure_agreement(words, num_steps, Path(folder))
+            num_steps = network_steps or (FEW if network else AGREEMENT)
+            about_pruning = ROUNDS[bool(network)]
+            line = [str(presets.named(network or "lenet_mnist")), *words, *about_pruning]
+            results["agreement"] = found = measure_agreement(line, num_steps, Path(folder))
             print_agreement(console, found, f"{REPLICATES} replicates, steps per network: {num_steps:,}")
 
 
@@ -429,10 +453,62 @@ def _in_turns(words: list[str], turns: int, folder: Path) -> list[dict[str, Any]
     return found
 
 
-def timed_command(words: list[str], out: Path) -> tuple[float, Path]:
-    """Run `lottery run` in a new process; return its seconds and the folder of its run."""
+def measure_experiment(network: str, words: list[str], turns: int, num_steps: int, folder: Path) -> list[Any]:
+    """Measure whole commands of an experiment's network in turns; return the seconds of each, and its engines."""
+    rounds = ["prune.num_rounds=15", "run.num_replicates=1", 'run.controls=["random_reinit", "random_mask"]']
+    shortened = [*schedule_words(network, num_steps), f"train.num_steps={num_steps}", f"train.eval_every={num_steps}"]
+    line = [str(presets.named(network)), *words, *rounds, *shortened]
+    timed_command([*line, "train.engine=sparse", "prune.num_rounds=0"], folder / "first")  # compiles the engine
+    found = []
+    for turn in range(turns):
+        seconds = {}
+        names = [*COMMANDS]
+        for name in names[turn % 3 :] + names[: turn % 3]:
+            more, setting = COMMANDS[name]
+            variables = {onednn.VARIABLE: setting} if setting else {}
+            taken, path = timed_command([*line, *more], folder / f"{turn}-{name}", variables)
+            print(f"Turn {turn + 1} of {turns}, {name}: {taken:.0f} s", file=sys.stderr)
+            seconds[name] = {"command": taken, "engines": dict(Counter(costs.table(path)["engine"]))}
+        found.append(seconds)
+    return found
+
+
+def schedule_words(network: str, num_steps: int) -> list[str]:
+    """Return the values that shorten the schedule of an experiment's learning rate as its training is shortened."""
+    train = config.load(presets.named(network)).train
+    share = num_steps / train.num_steps
+    drops = [max(1, round(step * share)) for step in train.drop_at]
+    words = [f"train.drop_at={drops}"] if drops else []
+    return [*words, f"train.warmup_steps={round(train.warmup_steps * share)}"] if train.warmup_steps else words
+
+
+def image_words(network: str, data_file: Path | None, folder: Path) -> list[str]:
+    """Return the values that make a command use a file of images, or random ones in the shape of the network's."""
+    if data_file:
+        return [f"data.path={data_file.absolute()}", "data.validation=1000"]
+    shape = image_shape(config.load(presets.named(network)))
+    np.savez(folder / "random.npz", allow_pickle=False, **random_images(10_000, 1000, shape))
+    return ["data.name=npz", f"data.path={folder / 'random.npz'}", "data.validation=1000"]
+
+
+def print_experiment(console: Console, found: list[Any], about: str) -> None:
+    """Print the seconds of whole commands, and how many times as fast `"auto"` is."""
+    times = {name: [turn[name]["command"] for turn in found] for name in COMMANDS}
+    lines = []
+    for name, seconds in times.items():
+        ratios = [one / other for one, other in zip(seconds, times["auto"], strict=True)]
+        engines = ", ".join(f"{num} {engine}" for engine, num in found[0][name]["engines"].items())
+        lines.append(
+            [name, engines, f"{statistics.median(seconds):.0f}", f"{statistics.median(ratios):.2f}",
+             value_range(ratios, "{:.2f}")]
+        )  # fmt: skip
+    print_table(console, about, ["command", "networks", "seconds", "auto is .. times as fast", "min..max"], lines)
+
+
+def timed_command(words: list[str], out: Path, more: Mapping[str, str] | None = None) -> tuple[float, Path]:
+    """Run `lottery run` in a new process, perhaps with more variables; return its seconds and the folder of its run."""
     line = [sys.executable, "-m", "lottery", "run", *words, "--workers=1", f"--out={out}"]
-    variables = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    variables = os.environ | dict(more or {}) | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     began = time.perf_counter()
     # Its progress is worth seeing; its results are not.
     done = subprocess.run(line, env=variables, stdout=subprocess.DEVNULL, stderr=None if sys.stderr.isatty() else -1)
@@ -508,12 +584,11 @@ def print_original(console: Console, found: list[dict[str, Any]], about: str) ->
 
 
 def measure_agreement(words: list[str], num_steps: int, folder: Path) -> dict[str, Any]:
-    """Train five replicates of four rounds with each engine alone; return the accuracies by engine."""
-    rounds = ["prune.num_rounds=4", "prune.rate=0.67", 'prune.rates={ "dense_2/kernel" = 0.42 }']
+    """Train five replicates of an experiment with each engine alone; return the accuracies by engine."""
     less = ["run.controls=[]", f"run.num_replicates={REPLICATES}", f"train.num_steps={num_steps}"]
     found: dict[str, Any] = {}
     for engine in ("compiled", "sparse"):
-        line = [str(presets.named("lenet_mnist")), *words, *rounds, *less, f"train.engine={engine}"]
+        line = [*words, *less, f"train.engine={engine}"]
         seconds, path = timed_command(line, folder / f"agreement-{engine}")
         print(f"{engine}: {seconds:.1f} s", file=sys.stderr)
         columns = ["replicate", "round", "density", "early_stop_test_accuracy"]

@@ -360,12 +360,14 @@ def mnist_file(data_file: Path | None) -> Path | None:
     return data_file
 
 
-def random_images(num_train: int = 60_000, num_test: int = 10_000) -> dict[str, np.ndarray]:
-    """Draw images and labels of the shape of MNIST."""
+def random_images(
+    num_train: int = 60_000, num_test: int = 10_000, shape: tuple[int, ...] = (28, 28)
+) -> dict[str, np.ndarray]:
+    """Draw images and labels, of the shape of MNIST unless another is given."""
     generator = np.random.default_rng(0)
     arrays = {}
     for part, count in (("train", num_train), ("test", num_test)):
-        arrays[f"x_{part}"] = generator.integers(0, 256, (count, 28, 28), np.uint8)
+        arrays[f"x_{part}"] = generator.integers(0, 256, (count, *shape), np.uint8)
         arrays[f"y_{part}"] = generator.integers(0, 10, count)
     return arrays
 
