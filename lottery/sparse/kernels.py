@@ -31,15 +31,11 @@ def _width() -> int:
 WIDTH = _width()  # lanes of a vector, an example to a lane
 LINE = 64  # bytes of a line of the cache
 TILE = 8  # vectors that are computed together: as many additions as a processor has in flight
-SIZES = (8, 4, 2, 1)  # of the neighbours in a tile
-LARGEST_STEP = 2  # between neighbours; where steps are larger, each neighbour is a tile
+# The numbers of neighbours in a tile, and the steps between them; where steps are others, each neighbour is a tile.
+STEPS = {8: (1, 2), 4: (1, 2), 2: (1,), 1: (1,)}
 # Tiles by the number of neighbours, how many groups of them, and the step between neighbours.
 FORMS = [
-    (size, groups, step)
-    for size in SIZES
-    for groups in SIZES
-    if size * groups <= TILE
-    for step in range(1, 1 + (LARGEST_STEP if size > 1 else 1))
+    (size, groups, step) for size, steps in STEPS.items() for groups in STEPS if size * groups <= TILE for step in steps
 ]
 
 # Functions in a tuple work; numba says that their interface may change.
@@ -735,6 +731,8 @@ class State(NamedTuple):
 
 # --- Layers with weights.
 
+_YES, _NO = np.bool_(True), np.bool_(False)  # for each of Python's own two, numba would compile the whole network
+
 
 @_compiled
 def _prefetch_channels(one: Any, row: int, array: Any, start: int) -> None:
@@ -840,7 +838,7 @@ def _linear_forward(layout: Any, memory: Any, parameters: Any, operation: Any, p
     one = layout.passes[operation.first_pass]
     bias = parameters[operation.bias : operation.bias + one.rows] if operation.bias >= 0 else parameters[:0]
     arrays = memory.a, memory.a
-    _outputs(layout, memory, one, operation.source, operation.target, arrays, bias, False, part.first, part.last)
+    _outputs(layout, memory, one, operation.source, operation.target, arrays, bias, _NO, part.first, part.last)
 
 
 @_compiled
@@ -1153,8 +1151,6 @@ def _moments_backward(layout: Any, memory: Any, parameters: Any, operation: Any,
 
 
 # --- Steps and evaluations.
-
-_YES, _NO = np.bool_(True), np.bool_(False)  # for each of Python's own two, numba would compile the whole network
 
 
 @_compiled

@@ -408,21 +408,20 @@ class _Packing:
         height, width = grid
         found: list[tuple[int, int, int]] = []
         column = 0
-        for size in kernels.SIZES:
-            if size > 1 and steps[1] > kernels.LARGEST_STEP:
+        for size, known in kernels.STEPS.items():
+            step = 1 if size == 1 else steps[1]
+            if step not in known:
                 continue
             while column + size <= width:
                 for outer in range(height if is_wide else 1):
                     inner, num_inner = 0, self.packer.num_blocks if is_wide else height
                     while inner < num_inner:
                         most = min(TILE // size, num_inner - inner)
-                        groups = next(groups for groups in kernels.SIZES if groups <= most)
+                        groups = next(groups for groups in kernels.STEPS if groups <= most)
                         block, row = (inner, outer) if is_wide else (0, inner)
                         reads = block * source.block + row * steps[0] * source.row + column * steps[1]
                         writes = block * target.block + row * target_steps[0] * target.row + column * target_steps[1]
-                        form = kernels.FORMS.index(
-                            (size, groups, min(steps[1], kernels.LARGEST_STEP) if size > 1 else 1)
-                        )
+                        form = kernels.FORMS.index((size, groups, step))
                         found.append((form, reads * WIDTH, writes * WIDTH))
                         inner += groups
                 column += size
@@ -460,7 +459,7 @@ def _flat(entries: np.ndarray, shape: tuple[int, int, int]) -> tuple[np.ndarray,
 
 def _window(grid: Pair, steps: Pair, window: Sequence[int], is_wide: bool) -> int:
     """Count the vectors of a channel that a tile reads."""
-    size = next((size for size in kernels.SIZES if size <= grid[1]), 1)
+    size = next((size for size in kernels.STEPS if size <= grid[1]), 1)
     groups = TILE // size
     columns = (size - 1) * steps[1] + window[1]
     rows = groups * window[0] if is_wide else (groups - 1) * steps[0] + window[0]
