@@ -1,4 +1,4 @@
-"""The figures of a page about runs: each as SVG in the page's colours, with a caption and the numbers of its points."""
+"""The figures of a page about runs: as SVG in its colours, with the numbers of their points; and one that moves."""
 
 import inspect
 import math
@@ -7,11 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from lottery import plots
+from lottery.analysis import inputs
 from lottery.figures import sheets, style
 from lottery.figures.record import Analysis, NothingToDraw
 from lottery.report.reported import ReportedRun
 from lottery.runs import store
+from lottery.runs.stored import stored_rounds
 
+MOST = 150_000  # counts of the first layer on a page, of at most four characters each
 _DOTS = 72  # units of an SVG to the inch
 _WIDTH = 5.6  # inches: letters can be read in one column of a phone, and in two of a desktop
 _NAMED = re.compile(r"var\(--c-([0-9a-f]{6})\)")
@@ -60,13 +63,54 @@ def figure(table: Any, kind: str, **options: Any) -> Figure:
     """Draw the table of a kind of figure for a page; options and errors are those of `lottery.plots.drawn`."""
     drawing = plots.drawn(table, kind, width=_WIDTH, **options)
     for text in _on_cells(drawing):
-        text.set_color(_KEPT if text.get_color() == "black" else text.get_color())
+        if text.get_color() == "black":
+            text.set_color(_KEPT)
     for ground in (drawing, *drawing.axes):
         ground.patch.set_visible(False)  # the page's own shows
     with_cells = any(ax.images for ax in drawing.axes)
-    which = ", ".join(f"{name} {value}" for name, value in options.items() if type(value) in (str, int))
-    svg = _recolored(sheets.as_svg(drawing, ": ".join(filter(None, (kind.replace("_", " "), which)))), with_cells)
+    which = [f"{name} {value}" for name, value in options.items() if type(value) in (str, int)]
+    label = kind.replace("_", " ") + (f": {', '.join(which)}" if which else "")
+    svg = _recolored(sheets.as_svg(drawing, label), with_cells)
     return Figure(svg, plots.caption(table, kind, **options), panels(drawing))
+
+
+def frames(run: ReportedRun, most: int = MOST) -> dict[str, Any] | None:
+    """Gather what the first layer reads in each round, for as many replicates and rounds as a page has room.
+
+    Returns:
+        ``weight``, ``what`` ("input" or "kernel"), ``of`` (entries at each place), ``shape`` (rows and columns of an
+        image; the channels of an input are summed, those of a kernel side by side), ``channels``, and ``frames``: a
+        dict for each replicate and round, with its ``density`` and ``counts`` row by row. None if one replicate in two
+        rounds is too much.
+    """
+    first = next(stored_rounds(run.path, [0], branches=False))
+    num_places = inputs.counted(next(iter(first.masks.values())))[1].size
+    lengths = run.rows[run.rows["branch"] == store.TICKET].groupby("replicate")["round"].max() + 1
+    room = most // num_places
+    if room < 2:
+        return None
+    everything = int(lengths.sum()) <= room
+    rounds = range(int(lengths.max())) if everything else style.chosen(range(int(lengths.iloc[0])), room)
+    table = run.table("inputs", rounds=tuple(rounds))
+    if not everything:
+        table = table[table["replicate"] == lengths.index[0]]
+    found, shape = [], ()
+    for (replicate, index, density), part in table.groupby(["replicate", "round", "density"]):
+        image = inputs.image(part)
+        shape = image.shape
+        where = {"replicate": int(replicate), "round": int(index), "density": round(float(density), 4)}
+        found.append(where | {"counts": image.ravel().tolist()})
+    one = table.iloc[0]
+    channels = int(table["channel"].max()) + 1
+    is_kernel = one["what"] == inputs.KERNEL
+    return {
+        "weight": one["weight"],
+        "what": one["what"],
+        "of": int(one["of"]) * (1 if is_kernel else channels),
+        "shape": list(shape),
+        "channels": channels if is_kernel else 1,
+        "frames": found,
+    }
 
 
 def panels(drawing: Any) -> list[dict[str, Any]]:

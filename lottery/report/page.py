@@ -13,19 +13,14 @@ from typing import Any
 from lottery import config, files
 from lottery.analysis import connectivity
 from lottery.errors import LotteryError
-from lottery.report import checklist, figures, first_layer, reported, tables
+from lottery.report import checklist, figures, reported, tables
 from lottery.report.reported import ReportedRun
 from lottery.statistics import results, sentences
 
 _PARTS = {ending: Path(__file__).with_name(f"report.{ending}") for ending in ("html.jinja", "css", "js")}
 
 
-def write(
-    runs: Sequence[str | Path],
-    out: str | Path,
-    tolerance: float | None = None,
-    author: str = "",
-) -> Path:
+def write(runs: Sequence[str | Path], out: str | Path, tolerance: float | None = None, author: str = "") -> Path:
     """Write the page about runs, complete or not, side by side if there are several, and return its path.
 
     Args:
@@ -55,15 +50,13 @@ def render(runs: Sequence[ReportedRun], author: str = "") -> str:
     several = len(runs) > 1
     chapters = [_chapter(run, f"run-{place}", author) for place, run in enumerate(runs, 1)]
     together = [figures.together(runs)] if several else []
-    shown = [*together]
-    for chapter in chapters:
-        shown += itertools.chain.from_iterable(chapter["figures"].values())
+    by_kind = [of_kind for chapter in chapters for of_kind in chapter["figures"].values()]
     return environment.from_string(parts["html.jinja"]).render(
         title=" · ".join(run.label for run in runs),
         style=parts["css"],
         script=parts["js"],
         script_sha256=base64.b64encode(hashlib.sha256(parts["js"].encode()).digest()).decode(),
-        colors=figures.colors(shown),
+        colors=figures.colors(itertools.chain(together, *by_kind)),
         chapters=chapters,
         side_by_side=tables.side_by_side(runs) if several else None,
         same_rounds=tables.same_rounds(runs) if several else [],
@@ -91,7 +84,7 @@ def _chapter(run: ReportedRun, anchor: str, author: str) -> dict[str, Any]:
         "tables": tables.of_run(run),
         "figures": drawn,
         "missing": missing,
-        "first_layer": first_layer.frames(run),
+        "first_layer": figures.frames(run),
         "connectivity": connectivity.sentences(run.table("instability")),
         "architecture": json.dumps(architecture, indent=1) if "keras" in architecture else "",
         "protocol": config.dump(run.experiment),
