@@ -16,10 +16,7 @@ from lottery.statistics.metric import Metric, metric_of
 
 
 def table(run: Path) -> Table:
-    """Return the table of `lottery.statistics.results.table`, with the costs of `lottery.analysis.costs.table`.
-
-    These are the columns ``spent_steps`` and ``spent_multiply_adds``.
-    """
+    """Return the table of `lottery.statistics.results.table`, with the costs of `costs.spent` as columns."""
     networks = list(stored_rounds(run))
     rows = results.rows_of(run, networks)
     spent = costs.spent(run, networks)
@@ -47,22 +44,18 @@ def figure(
 ) -> Any:
     """Draw test accuracy at the early-stop step against density as the papers do: dense on the left, log axis.
 
-    Against cost, the x axis has the multiply-adds of all trainings that a network takes, or their steps if those are
-    not known.
-
     The ticket and the dense network, with their bars, take at least two fifths of the height. A branch that falls
     deeper leaves the axes at the bottom, with a mark for each of its rounds below and the lowest accuracy in the
     legend. Branches are shifted a little to the side, so that equal points show. Where the model measures no accuracy,
     the test loss is drawn; then a branch leaves the axes at the top.
 
     Args:
-        rows: The table of `lottery.statistics.results.table`, with at most as many branches as there are
-            `style.STYLES`.
+        rows: The table of `lottery.statistics.results.table`, with at most as many branches as `style.STYLES`.
         interval: The bars, a key of `style.INTERVALS`; by default from the lowest to the highest replicate.
         full: Show every point.
         reference: Draw the dense network, round 0 of the first branch, as a line with its bar as a band. If False, as
             for a figure whose branches are the tickets of several runs, every point is shown.
-        by: ``"density"`` or ``"cost"``.
+        by: ``"density"``; or ``"cost"``, the multiply-adds, or else the steps, of all trainings a network takes.
         labels: What the legend calls a branch in place of its name.
     """
     measure = metric_of(rows)

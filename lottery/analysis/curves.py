@@ -124,15 +124,15 @@ def _views(curves: Table) -> list[dict[str, str]]:
 def summed(curves: Table) -> Table:
     """Summarise the table of `table`, in a row for each split of each network.
 
-    ``lowest_loss`` is the lowest after the first evaluation, ``at_step`` the first step that has it; then come the
-    highest accuracy, and loss and accuracy of the last step.
+    ``lowest_loss`` is the lowest after the first evaluation, ``at_step`` the first step that has it.
     """
     keys = ["replicate", "branch", "round", "density", "split"]
     rows = []
     for values, part in curves.groupby(keys, sort=False):
         later = part[part["step"] > part["step"].min()] if len(part) > 1 else part
-        lowest, last = later["loss"].min(), part.loc[part["step"].idxmax()]
+        lowest = later["loss"].min()
         at = later[later["loss"] == lowest]["step"].min()
+        last = part.loc[part["step"].idxmax()]
         rows.append((*values, lowest, at, later["accuracy"].max(), last["loss"], last["accuracy"]))
     return frame(rows, [*keys, *_SUMMED])
 

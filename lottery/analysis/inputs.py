@@ -128,7 +128,8 @@ def figure(table: Table, ax: Any = None, replicate: int = 1, rounds: Iterable[in
     from matplotlib.patches import Rectangle
 
     images = _Images(table, replicate, rounds)
-    columns, gap = images.columns, _GAP * images.columns
+    columns = images.columns
+    gap = _GAP * columns
     ax = style.new_or(ax)
     across, down, tall, line = images.arranged(ax.figure.get_figwidth())
     colors, scale = _colors(images)

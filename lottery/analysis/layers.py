@@ -71,11 +71,7 @@ def degrees(run: Path, rounds: Iterable[int] | None = None) -> Table:
 
 
 def summed(degrees: Table) -> Table:
-    """Summarise the table of `degrees`, in a row for each weight and side of each network.
-
-    ``num`` is the number of units or inputs, ``dead`` of those without an entry; ``least``, ``mean`` and ``most`` are
-    the entries of a unit or input.
-    """
+    """Summarise the table of `degrees`: units or inputs, those without an entry, and the entries that each has."""
     keys = ["replicate", "branch", "round", "density", "weight", "side"]
     dead = degrees["count"].where(degrees["degree"] == 0, 0)
     rows = degrees.assign(dead=dead, entries=degrees["degree"] * degrees["count"])
@@ -158,7 +154,8 @@ def degrees_figure(
     from matplotlib.ticker import SymmetricalLogLocator
 
     lines, weight = _degrees_of(table, weight, side, rounds)
-    most, points = int(lines["degree"].max()), _cumulative(lines)
+    points = _cumulative(lines)
+    most = int(lines["degree"].max())
     ax = style.new_or(ax)
     for label, line, look in style.by_round(points):
         # The steps of the line and its end are enough, and make a far smaller SVG.

@@ -97,7 +97,8 @@ def connectivity(
     from lottery.pipeline.prepared import Ingredients
     from lottery.runs.siblings import STORED
 
-    often, line = options.every(checkpoint_every), Line(points, recompute)
+    often = options.every(checkpoint_every)
+    line = Line(points, recompute)
     chosen, starts = options.numbers("--rounds", rounds), options.numbers("--steps", steps)
     with options.stoppable() as should_stop:
         execution = session.Execution(checkpoint_every=often, should_stop=should_stop)

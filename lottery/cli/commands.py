@@ -58,11 +58,15 @@ class App(typer.Typer):
 
 def _ungrouped(command: Callable[..., None]) -> Callable[..., None]:
     """Return a command that takes the fields of dataclasses in their place, since Typer knows no groups of options."""
-    own = inspect.signature(command).parameters
-    groups = {name: each.annotation for name, each in own.items() if dataclasses.is_dataclass(each.annotation)}
+    groups: dict[str, type[Any]] = {}
     parameters: list[inspect.Parameter] = []
-    for name, parameter in own.items():
-        parameters += inspect.signature(groups[name]).parameters.values() if name in groups else [parameter]
+    for name, parameter in inspect.signature(command).parameters.items():
+        kind = parameter.annotation
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            groups[name] = kind
+            parameters += inspect.signature(kind).parameters.values()
+        else:
+            parameters.append(parameter)
 
     @functools.wraps(command)
     def ungrouped(**given: Any) -> None:

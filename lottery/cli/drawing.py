@@ -50,11 +50,14 @@ class Drawn:
         """Return those that are given, or raise `LotteryError` if the kind does not take one."""
         from lottery import plots
 
-        rounds = options.numbers("--rounds", self.rounds)
         given = {
-            "rounds": rounds, "weight": self.weight, "full": self.full, "interval": self.interval,
-            "labels": self._labels(), "by": self.by,
-        }  # fmt: skip
+            "rounds": options.numbers("--rounds", self.rounds),
+            "weight": self.weight,
+            "full": self.full,
+            "interval": self.interval,
+            "labels": self._labels(),
+            "by": self.by,
+        }
         chosen = {name: value for name, value in given.items() if value}
         for name in chosen:
             if name not in plots.options_of(kind):
@@ -109,7 +112,8 @@ def plot(
     from lottery.figures import sheets
     from lottery.runs import store
 
-    sheet, chosen = sheets.named(style), drawn.of(kind)
+    sheet = sheets.named(style)
+    chosen = drawn.of(kind)
     table = _read(run, kind, replicate, round, chosen.get("rounds"))
     if "replicate" in plots.options_of(kind) and replicate is not None:
         chosen["replicate"] = replicate

@@ -94,11 +94,10 @@ class Power:
         rule = verdicts.rule_for(planned, self.tolerance, metric)
         if self.std is None and self.pilot is None:
             return rows, ["--std NUMBER or --from RUN also says how many replicates the verdicts need."]
-        difference, true = self.difference, "the difference"
+        difference = self.difference
         if difference is None and self.pilot is None:
             difference = 0.0
-        elif difference is None:
-            true = "the run's difference"
+        true = "the difference" if difference is not None else "the run's difference"
         rows = pilot.needed(rows, planned, rule, self.power, difference=difference, std=self.std, pilot=self.pilot)
         unit = "loss, in per cent of the loss of dense" if metric.is_loss else "accuracy, in percentage points"
         return rows, [

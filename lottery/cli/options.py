@@ -73,9 +73,11 @@ class Changed:
         from lottery import config
         from lottery.pipeline import presets
 
-        experiment, words = self.experiment, list(self.overrides or [])
+        experiment = self.experiment
+        words = self.overrides or []
         if experiment is not None and "=" in experiment and not Path(experiment).exists():
-            words, experiment = [experiment, *words], None
+            words = [experiment, *words]
+            experiment = None
         return presets.find(experiment) if experiment else None, config.parse_overrides(words)
 
 
@@ -111,7 +113,8 @@ class Training:
         """Give the execution, which signals stop; see `stoppable`."""
         from lottery.pipeline import session
 
-        workers, often = self.workers_or_ray(), every(self.checkpoint_every)
+        workers = self.workers_or_ray()
+        often = every(self.checkpoint_every)
         with stoppable() as should_stop:
             yield session.Execution(workers, often, tensorboard=self.tensorboard, should_stop=should_stop)
 

@@ -130,7 +130,8 @@ def _fitted(shown: Grid, lines: Sequence[Sequence[str]], width: int | None) -> d
 
     widths, least = {}, {}
     for place, head in enumerate(shown.heads):
-        cells, word = [line[place] for line in lines], longest(head.split())
+        cells = [line[place] for line in lines]
+        word = longest(head.split())
         widths[place] = least[place] = max(longest(cells), word, min(cell_len(head), 6))
         if head in PROSE:
             least[place] = max(longest(" ".join(cells).split()), word, PROSE[head])

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -151,6 +152,32 @@ def _show_two_way(run: Path, round: int | None, tolerance: float, as_data: outpu
     output.say(*metric.too_fine(tolerance, two_way.num_examples(run)))
 
 
+@dataclass(frozen=True)
+class Summed:
+    """What several runs show together."""
+
+    aggregate: Annotated[
+        bool, Option("--aggregate", help="Sum up runs of several data sets or models: method − dense over all.")
+    ] = False
+    density: Annotated[
+        str,
+        Option(
+            help="With --aggregate: at these densities, such as 0.2,0.05; by default at all they share.",
+            metavar="FRACTIONS",
+        ),
+    ] = ""
+    by: Annotated[
+        str,
+        Option(
+            help="With --aggregate: compare tickets at each value of a key, such as prune.criterion, not controls.",
+            metavar="KEY",
+        ),
+    ] = ""
+    out: Annotated[
+        Path | None, Option(help="With --aggregate, at one --density: draw performance profiles; png, svg or pdf.")
+    ] = None
+
+
 def compare(
     runs: Annotated[list[Path], Argument(help="Two or more runs.", metavar="RUN RUN...")],
     as_data: output.AsData,
@@ -158,27 +185,8 @@ def compare(
     within: Annotated[
         float, Option(help="How far apart two densities may be, as a fraction of one.", metavar="FRACTION")
     ] = 0.05,
-    aggregate: Annotated[
-        bool, Option("--aggregate", help="Sum up runs of several data sets or models: method − dense over all.")
-    ] = False,
-    density: Annotated[
-        str,
-        Option(
-            help="With --aggregate: at these densities, such as 0.2,0.05; by default at all they share.",
-            metavar="FRACTIONS",
-        ),
-    ] = "",
-    by: Annotated[
-        str,
-        Option(
-            help="With --aggregate: compare tickets at each value of a key, such as prune.criterion, not controls.",
-            metavar="KEY",
-        ),
-    ] = "",
-    out: Annotated[
-        Path | None,
-        Option(help="With --aggregate, at one --density: draw performance profiles; png, svg or pdf."),
-    ] = None,
+    *,
+    summed: Summed,
 ) -> None:
     """Compare the tickets of several runs with those of the first, at the nearest densities, paired by replicate.
 
@@ -186,30 +194,35 @@ def compare(
     and of control − dense over all of them, and probabilities of improvement, with intervals.
     Example: lottery compare runs/mnist-* runs/cifar10-* --aggregate --density 0.2,0.05
     """
+    if within < 0:
+        raise LotteryError(f"--within must be 0 or more, not {within}.")
+    if summed.aggregate:
+        if rounds:
+            raise LotteryError("--rounds does not go with --aggregate; --density does.")
+        _sum_up(runs, summed, within, as_data)
+        return
+    for option, value in (("--density", summed.density), ("--by", summed.by), ("--out", summed.out)):
+        if value:
+            raise LotteryError(f"{option} goes with --aggregate alone.")
+    _compare(runs, options.numbers("--rounds", rounds), within, as_data)
+
+
+def _sum_up(runs: list[Path], summed: Summed, within: float, as_data: output.AsData) -> None:
+    """Print what several runs show together, and draw it to a file."""
     from lottery.analysis import profiles
     from lottery.statistics import aggregates, tables
 
-    if within < 0:
-        raise LotteryError(f"--within must be 0 or more, not {within}.")
-    if not aggregate:
-        for option, value in (("--density", density), ("--by", by), ("--out", out)):
-            if value:
-                raise LotteryError(f"{option} goes with --aggregate alone.")
-        _compare(runs, options.numbers("--rounds", rounds), within, as_data)
-        return
-    if rounds:
-        raise LotteryError("--rounds does not go with --aggregate; --density does.")
-    densities = options.numbers("--density", density, float, "fractions, such as 0.2,0.05")
-    scores = aggregates.scores(runs, densities, by, within)
+    densities = options.numbers("--density", summed.density, float, "fractions, such as 0.2,0.05")
+    scores = aggregates.scores(runs, densities, summed.by, within)
     notes = aggregates.notes(scores)
-    if not by:
+    if not summed.by:
         notes += aggregates.dependent(runs)
-    if out is not None:
-        profiles.save(aggregates.profile(scores), out)
+    if summed.out is not None:
+        profiles.save(aggregates.profile(scores), summed.out)
     found = aggregates.summary(scores)
     _print_or_show(found, tables.aggregated(found, list(dict.fromkeys(scores["task"]))), notes, as_data)
-    if out is not None:
-        print(out, file=sys.stderr if as_data else sys.stdout)
+    if summed.out is not None:
+        print(summed.out, file=sys.stderr if as_data else sys.stdout)
 
 
 def _compare(runs: list[Path], chosen: list[int], within: float, as_data: output.AsData) -> None:

@@ -5,7 +5,7 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
@@ -102,7 +102,8 @@ class Choice:
         """Load the ticket, and say which it is."""
         from lottery.tickets.ticket import load
 
-        round, at = self.round, cast("Any", self.at)
+        at: Any = self.at
+        round: Any = self.round
         if round is not None and round.lstrip("-").isdecimal():
             round = int(round)
         ticket = load(self.source, round=round, density=self.density, replicate=self.replicate, at=at)

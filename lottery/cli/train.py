@@ -61,7 +61,8 @@ def run(
 
     source: Any
     source, overriding = changed.read()
-    data, import_code = None, training.import_code or config.names_network(overriding)
+    import_code = training.import_code or config.names_network(overriding)
+    data = None
     with training.execution() as execution:
         if smoke:
             source, data = presets.smoke_test(config.load(source, overriding))
@@ -144,7 +145,8 @@ def branch(
     from lottery.pipeline.prepared import Ingredients
     from lottery.statistics import results
 
-    words, chosen = config.parse_overrides(overrides or []), options.numbers("--rounds", rounds)
+    words = config.parse_overrides(overrides or [])
+    chosen = options.numbers("--rounds", rounds)
     trusted = Ingredients(import_code=training.import_code)
     with training.execution() as execution:
         branching.branch(run, kind, chosen, words, replicate, trusted, execution)

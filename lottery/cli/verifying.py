@@ -54,16 +54,16 @@ def verify(source: options.Source, again: Again) -> None:
     """
     from lottery import files
 
-    asked = "--recompute" if again.recompute else "--retrain" if again.retrain else ""
     for option, value in (("--data", again.data), ("--import-code", again.import_code)):
-        if value and not asked:
+        if value and not (again.recompute or again.retrain):
             raise LotteryError(f"{option} is for --recompute and --retrain only.")
     if files.is_folder(source):
         _verify_run(source, again)
-    elif asked:
-        raise LotteryError(f"{asked} needs the folder of a run, not the file {str(source)!r}.")
-    else:
-        _verify_ticket(source)
+        return
+    for option, value in (("--recompute", again.recompute), ("--retrain", again.retrain)):
+        if value:
+            raise LotteryError(f"{option} needs the folder of a run, not the file {str(source)!r}.")
+    _verify_ticket(source)
 
 
 def _verify_run(run: Path, again: Again) -> None:
@@ -73,7 +73,7 @@ def _verify_run(run: Path, again: Again) -> None:
     if stored < wanted:
         output.say(f"The run is incomplete: {stored} of {wanted} networks are stored.")
     with _recomputing(run, again) as recomputed:
-        results = [_is_wrong(*network) for network in verification.verify(run, recomputed)]
+        results = [_told(*network) for network in verification.verify(run, recomputed)]
     num = len(results)
     trained_again = ""
     if again.retrain and not any(results):  # what is damaged cannot be trained from
@@ -91,7 +91,7 @@ def _verify_run(run: Path, again: Again) -> None:
         output.say(trained_again)
 
 
-def _is_wrong(name: str, sentences: list[str]) -> bool:
+def _told(name: str, sentences: list[str]) -> bool:
     """Print what is wrong with a network, and return True if anything is."""
     output.say(*(f"{name}: {sentence}" for sentence in sentences))
     return bool(sentences)
@@ -105,7 +105,7 @@ def _retrain(run: Path, again: Again) -> tuple[str, list[bool]]:
     networks = retraining.chosen(run, again.retrain)
     with progress.shown() as on_event:
         trained = retraining.retrained(run, networks, again.ingredients(), on_event)
-        results = [_is_wrong(*network) for network in trained]
+        results = [_told(*network) for network in trained]
     return retraining.rule(run, len(networks)), results
 
 

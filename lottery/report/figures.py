@@ -94,23 +94,19 @@ def frames(run: ReportedRun, most: int = MOST) -> dict[str, Any] | None:
     table = run.table("inputs", rounds=tuple(rounds))
     if not everything:
         table = table[table["replicate"] == lengths.index[0]]
-    found, shape = [], ()
+    found = []
+    shape: tuple[int, ...] = ()
     for (replicate, index, density), part in table.groupby(["replicate", "round", "density"]):
         image = inputs.image(part)
         shape = image.shape
         where = {"replicate": int(replicate), "round": int(index), "density": round(float(density), 4)}
         found.append(where | {"counts": image.ravel().tolist()})
-    one = table.iloc[0]
+    weight, what, of = table.iloc[0][["weight", "what", "of"]]
     channels = int(table["channel"].max()) + 1
-    is_kernel = one["what"] == inputs.KERNEL
-    return {
-        "weight": one["weight"],
-        "what": one["what"],
-        "of": int(one["of"]) * (1 if is_kernel else channels),
-        "shape": list(shape),
-        "channels": channels if is_kernel else 1,
-        "frames": found,
-    }
+    side_by_side = channels if what == inputs.KERNEL else 1
+    of = int(of) * (channels // side_by_side)
+    about = {"weight": weight, "what": what, "of": of, "shape": list(shape), "channels": side_by_side}
+    return about | {"frames": found}
 
 
 def panels(drawing: Any) -> list[dict[str, Any]]:
@@ -122,8 +118,8 @@ def panels(drawing: Any) -> list[dict[str, Any]]:
         SVG (across, down), the values on both axes and, if it has a bar or a band there, its two ends.
     """
     drawing.set_dpi(_DOTS)
-    nested = [(ax, panel) for ax in drawing.axes for panel in (ax, *ax.child_axes)]
-    return [found for ax, panel in nested if (found := _panel(panel, ax))["lines"]]
+    found = [_panel(panel, ax) for ax in drawing.axes for panel in (ax, *ax.child_axes)]
+    return [panel for panel in found if panel["lines"]]
 
 
 def colors(figures: Iterable[Figure]) -> dict[str, str]:
@@ -141,7 +137,8 @@ def _drawn(run: ReportedRun, kind: str, analysis: Analysis, branches: Sequence[s
     if "branch" in table:
         table = table[table["branch"].isin(branches)]
     views = analysis.views(table) if analysis.views else [{}]
-    readable, found = inspect.signature(analysis.table).parameters, []
+    readable = inspect.signature(analysis.table).parameters
+    found = []
     for options in views:
         reading = {name: value for name, value in options.items() if name in readable}
         options = {name: value for name, value in options.items() if name in plots.options_of(kind)}
@@ -154,7 +151,8 @@ def _panel(ax: Any, around: Any) -> dict[str, Any]:
     """Read a panel; what it has no name for is named by the axes around it."""
     from matplotlib.colors import to_hex
 
-    top, box = ax.figure.bbox.height, ax.get_window_extent()
+    top = ax.figure.bbox.height
+    box = ax.get_window_extent()
     lines = []
     for name, line, ends in _lines(ax):
         points = []
@@ -234,9 +232,9 @@ def _recolored(svg: str, with_cells: bool) -> str:
 
         def name(found: re.Match[str]) -> str:
             what, color = found[1], found[2].lower()
-            stays = (
-                color in ("ffffff", _KEPT[1:]) if is_text else with_cells and (what == "fill" or not _is_grey(color))
-            )
+            stays = with_cells and (what == "fill" or not _is_grey(color))
+            if is_text:
+                stays = color in ("ffffff", _KEPT[1:])
             return found[0] if stays else f"{what}: var(--c-{color})"
 
         return re.sub(r"\b(fill|stroke): #([0-9a-fA-F]{6})\b", name, element[0])
