@@ -32,6 +32,7 @@ def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
     rows = []
     for stored in stored_rounds(run):
         is_dense = stored.branch == store.TICKET and not stored.round
+        # The dense network is read in any case: others are compared with it.
         is_wanted = wanted is None or stored.round in wanted
         is_transfer = "data_sha256" in stored.record  # to other classes
         if is_transfer or not (is_dense or is_wanted) or not stored.has(store.PREDICTIONS):

@@ -146,6 +146,7 @@ def instability(barriers: Table, ax: Any = None, over: str = "density", batch_no
         style.density_axis(ax, spread["density"])
     else:
         later = spread[spread["step"] > 0]["step"]
+        # Step 0 has a place on it, as on no logarithmic axis.
         ax.set_xscale("symlog", linthresh=later.min() if len(later) else 1)
         style.plain(ax.xaxis)
         ax.set_xlabel("step that both networks share")
@@ -210,6 +211,7 @@ def _lines(points: Table) -> Table:
     columns = ["replicate", "round", "step", "density", "split"]
     found = []
     for _, part in points.groupby(["round", "step", "split"]):
+        # A replicate may have been measured at more points than another.
         alphas = np.unique(part["alpha"])
         for _, line in part.sort_values("alpha").groupby("replicate"):
             errors = np.interp(alphas, line["alpha"], line["error"])

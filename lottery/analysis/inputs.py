@@ -63,6 +63,7 @@ def image_shape(architecture: Mapping[str, Any]) -> tuple[int, ...]:
     shapes: list[tuple[int, ...]] = []
     for layer in graph.described_layers(architecture):
         settings = layer.settings
+        # The first layer with weights to prune reads what came so far.
         if ("units" in settings or "filters" in settings) and settings.get("trainable", True):
             break
         if layer.name not in graph.LAYERS or graph.LAYERS[layer.name].effect not in _IN_ORDER:

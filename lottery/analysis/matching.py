@@ -74,6 +74,8 @@ def matched(first: Weights, second: Weights, seed: int = 0) -> tuple[dict[str, n
     forward: list[np.ndarray] = []
     for layer in range(len(as_they_are)):
         forward.append(_assigned(_incoming(mine, theirs, forward, layer)))
+    # Coordinate descent ends in different places: from the units as they are it never gets worse than they were, and
+    # the forward pass finds a copy in another order at once.
     ends = [_improved(mine, theirs, start, seed) for start in (as_they_are, forward)]
     _, orders = max(ends, key=lambda end: end[0])
     permutations = dict(zip(first, orders, strict=False))  # all but the last

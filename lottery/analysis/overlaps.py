@@ -80,7 +80,7 @@ def table(runs: Path | str | Sequence[Path | str], round: int, matched: bool = F
         LotteryError: There are fewer than two masks, the networks differ, or they cannot be matched.
     """
     found = _tickets([runs] if isinstance(runs, (str, Path)) else runs, round, matched)
-    # It depends on nothing but the counts, which replicates of one experiment share.
+    # Matching takes seconds; its chance depends on nothing but the counts, which replicates of one experiment share.
     chances: dict[tuple[tuple[int, ...], ...], dict[str, float]] = {}
     rows = []
     for (first, mine), (other, theirs) in itertools.combinations(found.items(), 2):

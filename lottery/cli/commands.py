@@ -74,7 +74,7 @@ def _ungrouped(command: Callable[..., None]) -> Callable[..., None]:
             given[name] = group(**{field.name: given.pop(field.name) for field in dataclasses.fields(group)})
         command(**given)
 
-    # By keyword, so that a parameter without a default may come after one with a default.
+    # By keyword, as Typer calls, so that a parameter without a default may come after one with a default.
     named = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
     ungrouped.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined] (typer reads it)
     ungrouped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

@@ -179,6 +179,7 @@ def every(words: str) -> "checkpoints.CheckpointInterval":
     """Read how often to write a checkpoint, such as 60s or 500steps."""
     from lottery.training import checkpoints
 
+    # Seconds may be a fraction; a bare number could mean either, so it is refused.
     matched = re.fullmatch(r"(\d+(?:\.\d+)?)\s*s|(\d+)\s*steps?", words.strip())
     if not matched:
         raise LotteryError(f"--checkpoint-every must be seconds or steps, such as 60s or 500steps, not {words!r}.")

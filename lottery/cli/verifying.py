@@ -74,17 +74,17 @@ def _verify_run(run: Path, again: Again) -> None:
         output.say(f"The run is incomplete: {stored} of {wanted} networks are stored.")
     with _recomputing(run, again) as recomputed:
         results = [_told(*network) for network in verification.verify(run, recomputed)]
-    num = len(results)
+    num_more = len(results) - stored  # branches that the experiment does not name, and siblings
     trained_again = ""
     if again.retrain and not any(results):  # what is damaged cannot be trained from
-        trained_again, more = _retrain(run, again)
-        results += more
+        trained_again, of_trained = _retrain(run, again)
+        results += of_trained
     if any(results):
         output.say(f"{sum(results)} of {len(results)} are wrong.", *(recomputed.notes if recomputed else []))
         if again.retrain and not trained_again:
             output.say("No network was trained again, because networks are trained from what is stored.")
         raise typer.Exit(1)
-    more = f" and {num - stored} more" if num > stored else ""
+    more = f" and {num_more} more" if num_more > 0 else ""
     output.say(f"{stored} of {wanted} networks{more} are stored; every checksum and every invariant holds.")
     output.say(*verification.not_repeated(run, recomputed), *verification.not_proved(recomputed))
     if trained_again:

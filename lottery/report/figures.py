@@ -117,7 +117,7 @@ def panels(drawing: Any) -> list[dict[str, Any]]:
         the axes, ``title``, and ``lines``. Each line has a ``name``, a ``color``, and ``points``: the place in the
         SVG (across, down), the values on both axes and, if it has a bar or a band there, its two ends.
     """
-    drawing.set_dpi(_DOTS)
+    drawing.set_dpi(_DOTS)  # so that places in pixels are those in the SVG
     found = [_panel(panel, ax) for ax in drawing.axes for panel in (ax, *ax.child_axes)]
     return [panel for panel in found if panel["lines"]]
 
@@ -185,6 +185,7 @@ def _lines(ax: Any) -> Iterator[tuple[str, Any, dict[float, tuple[float, float]]
     for line in ax.lines:
         if line.get_label().startswith("_") or not all(line.get_transform().contains_branch_seperately(ax.transData)):
             continue
+        # Matplotlib does not say which band belongs to a line: it has its colour, and its ends are around the points.
         # In steps, a band has two pairs of ends at each place.
         some = ax.collections if line.get_drawstyle() == "default" else ()
         color = to_rgb(line.get_color())
