@@ -16,19 +16,21 @@ from lottery.statistics.metric import Metric, metric_of
 
 
 def table(run: Path) -> Table:
-    """Return the table of `lottery.statistics.results.table`, with the costs of `lottery.analysis.costs.table`.
-
-    These are the columns ``spent_steps`` and ``spent_multiply_adds``.
-    """
+    """Return the table of `lottery.statistics.results.table`, with the costs of `costs.spent` as columns."""
     networks = list(stored_rounds(run))
-    rows, spent = results.rows_of(run, networks), costs.spent(run, networks)
+    rows = results.rows_of(run, networks)
+    spent = costs.spent(run, networks)
     for place, column in enumerate(("spent_steps", "spent_multiply_adds")):
         rows[column] = [spent[stored.labels][place] for stored in networks]
     return rows
 
 
-# What figures are drawn against: columns of `table`; of a cost, the first that is known of each network.
-BY = {"density": ("density",), "cost": ("spent_multiply_adds", "spent_steps")}
+BY = ("density", "cost")  # what a figure is drawn against
+_LABELS = {
+    "density": "density, the fraction of prunable weights that is kept",
+    "spent_multiply_adds": "multiply-adds of all trainings that a network takes",
+    "spent_steps": "steps of all trainings that a network takes",
+}  # of the columns that are on the x axis; of the costs, the first that is known of each network
 
 
 def figure(
@@ -42,28 +44,25 @@ def figure(
 ) -> Any:
     """Draw test accuracy at the early-stop step against density as the papers do: dense on the left, log axis.
 
-    Against cost, the x axis has the multiply-adds of all trainings that a network takes, or their steps if those are
-    not known.
-
     The ticket and the dense network, with their bars, take at least two fifths of the height. A branch that falls
     deeper leaves the axes at the bottom, with a mark for each of its rounds below and the lowest accuracy in the
     legend. Branches are shifted a little to the side, so that equal points show. Where the model measures no accuracy,
     the test loss is drawn; then a branch leaves the axes at the top.
 
     Args:
-        rows: The table of `lottery.statistics.results.table`, with at most as many branches as there are
-            `style.STYLES`.
+        rows: The table of `lottery.statistics.results.table`, with at most as many branches as `style.STYLES`.
         interval: The bars, a key of `style.INTERVALS`; by default from the lowest to the highest replicate.
         full: Show every point.
         reference: Draw the dense network, round 0 of the first branch, as a line with its bar as a band. If False, as
             for a figure whose branches are the tickets of several runs, every point is shown.
-        by: ``"density"`` or ``"cost"``.
+        by: ``"density"``; or ``"cost"``, the multiply-adds, or else the steps, of all trainings a network takes.
         labels: What the legend calls a branch in place of its name.
     """
     measure = metric_of(rows)
     chains, points = _branches(rows, measure.early_stop, interval)
     points, label_of_x = _placed(rows, points, by)
-    ax, called = style.new_or(ax), style.renamed(chains, labels)
+    called = style.renamed(chains, labels)
+    ax = style.new_or(ax)
     named, shape = _draw_dense(ax, points) if reference else ({}, "bars")
     bottom, top = style.view(points, full or not reference, measure.is_loss)
     ax.ticklabel_format(axis="y", useOffset=False)
@@ -72,16 +71,15 @@ def figure(
     for place, (branch, look) in enumerate(chains.items()):
         part = points[points["branch"] == branch]
         outside = _outside(part, measure, (bottom, top))
-        aside, label = style.aside(ax, place, len(chains), points["round"].nunique()), called[branch]
-        if len(outside) and measure.is_loss:
-            label += f"\n(rises to {outside['mean'].max():.3g})"
-        elif len(outside):
-            label += f"\n(falls to {outside['mean'].min():.3g})"
-        style.bars(ax, part["x"], part, look, label, first=place == 0, transform=ax.transData + aside)
+        aside = style.aside(ax, place, len(chains), points["round"].nunique())
+        label = called[branch]
         # A line without points, unclipped, would be a speck in the corner of the figure that layouts make room for.
         if len(outside):
+            worst = outside["mean"].max() if measure.is_loss else outside["mean"].min()
+            label += f"\n({'rises' if measure.is_loss else 'falls'} to {worst:.3g})"
             _mark_outside(ax, outside, look[0], 0.03 * num_outside, measure.is_loss, aside)
             num_outside += 1
+        style.bars(ax, part["x"], part, look, label, first=place == 0, transform=ax.transData + aside)
     if by == "density":
         style.density_axis(ax, points["x"])
     else:
@@ -98,7 +96,7 @@ def _draw_dense(ax: Any, points: Table) -> tuple[dict[str, Any], str]:
     if rounds.empty:
         return {}, "bars"
     dense = rounds.iloc[0]
-    line = ax.axhline(dense["mean"], color="0.35", linewidth=style.thick(1), linestyle="--", label="dense", zorder=1)
+    line = style.reference(ax, dense["mean"])
     if dense["replicates"] <= 1:
         return {}, "bars"
     ax.axhspan(dense["low"], dense["high"], color="0.5", alpha=0.15, linewidth=0, zorder=0)
@@ -107,11 +105,10 @@ def _draw_dense(ax: Any, points: Table) -> tuple[dict[str, Any], str]:
 
 def _mark_outside(ax: Any, outside: Table, color: Any, height: float, above: bool, aside: Any) -> None:
     """Mark points that are too bad for the axes at an edge of them, in axes coordinates, a row for each branch."""
-    marker, label = ("^", "_above") if above else ("v", "_below")
+    up, marker, label = (1 - height, "^", "_above") if above else (height, "v", "_below")
     ax.plot(
-        outside["x"], [1 - height if above else height] * len(outside), transform=ax.get_xaxis_transform() + aside,
-        color=color, marker=marker, markersize=style.thick(5), markerfacecolor="white", linestyle="none",
-        clip_on=False, zorder=5, label=label,
+        outside["x"], [up] * len(outside), transform=ax.get_xaxis_transform() + aside, color=color, marker=marker,
+        markersize=style.thick(5), markerfacecolor="white", linestyle="none", clip_on=False, zorder=5, label=label,
     )  # fmt: skip
 
 
@@ -146,15 +143,12 @@ def _placed(rows: Table, points: Table, by: str) -> tuple[Table, str]:
     """Add the means of what a figure is drawn against as column ``x``, and say in words what it is."""
     if by not in BY:
         raise unknown("by", by, BY)
-    if by == "density":
-        return points.assign(x=points["density"]), "density, the fraction of prunable weights that is kept"
-    known = [column for column in BY[by] if column in rows and rows[column].notna().all()]
+    candidates = ["density"] if by == "density" else ["spent_multiply_adds", "spent_steps"]
+    known = [column for column in candidates if column in rows and rows[column].notna().all()]
     if not known:
         raise LotteryError("The table has no cost. Read it with lottery.plots.read.")
-    means = rows.groupby(["branch", "round"])[known[0]].mean()
-    x = [means[place] for place in zip(points["branch"], points["round"], strict=True)]
-    what = "multiply-adds" if known[0] == BY[by][0] else "steps"
-    return points.assign(x=x), f"{what} of all trainings that a network takes"
+    means = rows.groupby(["branch", "round"])[known[0]].mean().rename("x")
+    return points.join(means, on=["branch", "round"]), _LABELS[known[0]]
 
 
 def _outside(points: Table, measure: Metric, limits: tuple[float, float]) -> Table:
@@ -164,8 +158,9 @@ def _outside(points: Table, measure: Metric, limits: tuple[float, float]) -> Tab
 
 def _views(rows: Table) -> list[dict[str, str]]:
     """List the figures of the report: one against cost too, where a branch is an alternative with a cost of its own."""
-    found = (branches.find(branch) for branch in set(rows["branch"]))
-    return [{}, *([{"by": "cost"}] if any(known and known.kind == "alternative" for known in found) else [])]
+    known = [branches.find(name) for name in set(rows["branch"])]
+    has_alternative = any(branch and branch.kind == "alternative" for branch in known)
+    return [{}, {"by": "cost"}] if has_alternative else [{}]
 
 
 def early_stop(rows: Table, ax: Any = None, interval: str = "range", labels: Mapping[str, str] | None = None) -> Any:
@@ -187,8 +182,7 @@ def early_stop_caption(rows: Table, interval: str = "range", labels: Mapping[str
     """Write the text beside `early_stop`."""
     _, points = _steps(rows, interval)
     sentences = [
-        "Early-stop step, at which the validation loss is lowest, against density, the fraction of prunable weights"
-        " that is kept.",
+        f"Early-stop step, at which the validation loss is lowest, against {_LABELS['density']}.",
         captions.replicates(points, _BOTH if (points["round"] == 0).any() else "bars", interval),
     ]
     if points["bound"].any():
@@ -200,11 +194,8 @@ def _steps(rows: Table, interval: str) -> tuple[dict[str, style.BranchStyle], Ta
     """Return `_branches` of the early-stop steps; ``bound`` is True where that of a replicate is the last step."""
     style.check(rows)
     trained = rows[rows["final_train_loss"].notna()]
-    chains, points = _branches(trained, "early_stop_step", interval)
-    last = trained[trained["early_stop_step"] == rows.attrs.get("num_steps")]
-    bounds = set(zip(last["branch"], last["round"], strict=True))
-    places = zip(points["branch"], points["round"], strict=True)
-    return chains, points.assign(bound=[place in bounds for place in places])
+    bounds = trained["early_stop_step"] == rows.attrs.get("num_steps")
+    return _branches(trained.assign(bound=bounds), "early_stop_step", interval)
 
 
 def _branches(rows: Table, measure: str, interval: str) -> tuple[dict[str, style.BranchStyle], Table]:

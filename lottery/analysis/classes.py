@@ -27,37 +27,40 @@ def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
         ``vs_dense`` is this accuracy minus that of the dense network of the replicate. Networks without predictions, as
         of a regression, have no rows.
     """
+    wanted = None if rounds is None else set(rounds)
     dense: dict[int, dict[int, float]] = {}
-    wanted, rows = None if rounds is None else set(rounds), []
+    rows = []
     for stored in stored_rounds(run):
-        if not stored.has(store.PREDICTIONS) or "data_sha256" in stored.record:  # a transfer has other classes
-            continue
         is_dense = stored.branch == store.TICKET and not stored.round
-        if not is_dense and wanted is not None and stored.round not in wanted:
+        # The dense network is read in any case: others are compared with it.
+        is_wanted = wanted is None or stored.round in wanted
+        is_transfer = "data_sha256" in stored.record  # to other classes
+        if is_transfer or not (is_dense or is_wanted) or not stored.has(store.PREDICTIONS):
             continue
         found = _by_class(stored)
         if is_dense:
             dense[stored.replicate] = {label: accuracy for label, _, accuracy in found}
-        if wanted is None or stored.round in wanted:
+        if is_wanted:
             known = dense.get(stored.replicate, {})
-            rows += [
-                (*stored.labels, label, num, accuracy, accuracy - known.get(label, np.nan))
-                for label, num, accuracy in found
-            ]
+            rows += [(*stored.labels, *part, part[-1] - known.get(part[0], np.nan)) for part in found]
     return frame(rows, COLUMNS)
 
 
 def _by_class(stored: StoredRound) -> list[tuple[int, int, float]]:
-    labels, right = stored.predictions["label"], stored.predictions["early_stop"] == stored.predictions["label"]
-    classes = np.unique(labels)
-    return [(int(label), int(np.sum(labels == label)), float(np.mean(right[labels == label]))) for label in classes]
+    """List each class with the number of its test examples and its accuracy."""
+    labels = stored.predictions["label"]
+    right = stored.predictions["early_stop"] == labels
+    return [
+        (int(label), int(np.sum(labels == label)), float(np.mean(right[labels == label])))
+        for label in np.unique(labels)
+    ]
 
 
 def figure(found: Table, ax: Any = None, rounds: Iterable[int] | None = None, interval: str = "t") -> Any:
     """Draw ticket − dense of each class, for at most four pruned rounds, evenly apart, with intervals."""
     points = _points(found, rounds, interval)
     ax = style.new_or(ax)
-    ax.axhline(0, color="0.35", linewidth=style.thick(1), linestyle="--", label="dense", zorder=1)
+    style.reference(ax, 0)
     numbers = sorted(set(points["round"]))
     looks = style.in_order(len(numbers))
     for place, (number, (color, marker, _)) in enumerate(zip(numbers, looks, strict=True)):

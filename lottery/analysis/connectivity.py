@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
@@ -70,41 +70,41 @@ def sentences(barriers: Table, confidence: float = 0.95) -> list[str]:
         For the dense network, and each round that several steps were tried of, the earliest step from which it is
         stable; for each step, the smallest density down to which pruned networks are; and what breaks the pattern.
     """
-    tested, found = barriers[barriers["split"] == "test"], []
+    tested = barriers[barriers["split"] == "test"]
+    found = []
     for kind, prefix in ((STORED, ""), (RECOMPUTED, "With the statistics of batches recomputed, ")):
         lines = _means(tested[tested["batch_norm"] == kind], confidence)
         for index in sorted({line["round"] for line in lines}):
             tried = [line for line in lines if line["round"] == index]
             if index == 0 or len(tried) > 1:
                 found.append(prefix + _by_step(tried, index))
-        for step in sorted({line["step"] for line in lines if line["round"]}):
-            found.append(prefix + _by_round([line for line in lines if line["round"] and line["step"] == step], step))
+        pruned = [line for line in lines if line["round"]]
+        for step in sorted({line["step"] for line in pruned}):
+            found.append(prefix + _by_round([line for line in pruned if line["step"] == step], step))
     return [f"{text[0].upper()}{text[1:]}." for text in found]
 
 
-def barrier(
-    points: Table,
-    ax: Any = None,
-    split: str | None = None,
-    rounds: Iterable[int] | None = None,
-    steps: Iterable[int] | None = None,
-    batch_norm: str | None = None,
-) -> Any:
+class Paths(TypedDict, total=False):
+    """Which paths `barrier` draws: by default of at most three rounds and steps, evenly apart, or six of one split."""
+
+    split: str | None  # "test" or "train"; both by default
+    rounds: Iterable[int] | None  # all of these
+    steps: Iterable[int] | None  # all of these
+    batch_norm: str | None  # "stored", by default if the table has it, or "recomputed"
+
+
+def barrier(points: Table, ax: Any = None, **which: Unpack[Paths]) -> Any:
     """Draw the error along the straight line between two siblings, in a panel for each round and split.
 
     For each step the mean over replicates, in a band from the lowest to the highest. Replicates measured at different
-    points are all interpolated linearly at each of these.
-
-    Args:
-        split: ``"test"`` or ``"train"``; both by default.
-        rounds, steps: All of these are drawn; by default at most three of each, evenly apart, or six of one split.
-        batch_norm: ``"stored"``, by default if the table has it, or ``"recomputed"``.
+    points are all interpolated linearly at each of these. `which` paths are drawn is told by `Paths`.
     """
-    part = _chosen(points, split, rounds, steps, batch_norm)
-    lines = style.spread(_at_all_points(part), ("round", "step", "split", "alpha"), "error")
-    looks = dict(zip(_sorted(part, "step"), style.in_order(part["step"].nunique()), strict=True))
-    places = list(itertools.product(_sorted(part, "split"), _sorted(part, "round")))
-    panels = layout.panels(ax := style.new_or(ax), len(places))
+    lines = _lines(_chosen(points, **which))
+    steps = _sorted(lines, "step")
+    looks = dict(zip(steps, style.in_order(len(steps)), strict=True))
+    places = list(itertools.product(_sorted(lines, "split"), _sorted(lines, "round")))
+    ax = style.new_or(ax)
+    panels = layout.panels(ax, len(places))
     for panel, (name, index) in zip(panels, places, strict=True):
         own = lines[(lines["round"] == index) & (lines["split"] == name)]
         for step, line in own.groupby("step", sort=True):
@@ -120,22 +120,11 @@ def barrier(
     return layout.finish(ax, lines, "band", above=style.letters(1.3))
 
 
-def barrier_caption(
-    points: Table,
-    split: str | None = None,
-    rounds: Iterable[int] | None = None,
-    steps: Iterable[int] | None = None,
-    batch_norm: str | None = None,
-) -> str:
+def barrier_caption(points: Table, **which: Unpack[Paths]) -> str:
     """Write the text beside `barrier`."""
-    part = _chosen(points, split, rounds, steps, batch_norm)
-    lines = style.spread(_at_all_points(part), ("round", "step", "split", "alpha"), "error")
-    return " ".join([
-        "Error on the straight line between two networks that were trained from the weights of the same step on two"
-        " orders of the data.",
-        captions.replicates(lines, "band"),
-        *_remark(part),
-    ])  # fmt: skip
+    part = _chosen(points, **which)
+    what = "Error on the straight line between two networks that were trained from the weights of the same step on two"
+    return f"{what} orders of the data. {captions.replicates(_lines(part), 'band')}{_remark(part)}"
 
 
 def instability(barriers: Table, ax: Any = None, over: str = "density", batch_norm: str | None = None) -> Any:
@@ -152,18 +141,12 @@ def instability(barriers: Table, ax: Any = None, over: str = "density", batch_no
             of = spread[(spread[line] == index) & (spread["split"] == name)]
             look = (color, marker, _DASHES[name])
             style.bars(ax, of[over], of, look, f"{line} {index}, {name}", first=name == "test")
-    ax.axhline(
-        STABLE,
-        color="0.35",
-        linewidth=style.thick(1),
-        linestyle=":",
-        label=f"stable under {100 * STABLE:g} %",
-        zorder=1,
-    )
+    style.reference(ax, STABLE, f"stable under {100 * STABLE:g} %", ":")
     if over == "density":
         style.density_axis(ax, spread["density"])
     else:
         later = spread[spread["step"] > 0]["step"]
+        # Step 0 has a place on it, as on no logarithmic axis.
         ax.set_xscale("symlog", linthresh=later.min() if len(later) else 1)
         style.plain(ax.xaxis)
         ax.set_xlabel("step that both networks share")
@@ -175,12 +158,9 @@ def instability(barriers: Table, ax: Any = None, over: str = "density", batch_no
 def instability_caption(barriers: Table, over: str = "density", batch_norm: str | None = None) -> str:
     """Write the text beside `instability`."""
     _, spread = _barriers_over(barriers, over, batch_norm)
-    return " ".join([
-        f"Error barrier of the networks between two that share the weights of a step, against {over};"
-        " below the dotted line a pair is called stable.",
-        captions.replicates(spread, "bars"),
-        *_remark(_selected(barriers, None, batch_norm)),
-    ])  # fmt: skip
+    what = f"Error barrier of the networks between two that share the weights of a step, against {over}; below the"
+    of = captions.replicates(spread, "bars")
+    return f"{what} dotted line a pair is called stable. {of}{_remark(_selected(barriers, None, batch_norm))}"
 
 
 _DASHES = {"test": "-", "train": "--"}
@@ -192,10 +172,10 @@ def _sorted(table: Table, column: str) -> list[Any]:
 
 def _chosen(
     points: Table,
-    split: str | None,
-    rounds: Iterable[int] | None,
-    steps: Iterable[int] | None,
-    batch_norm: str | None,
+    split: str | None = None,
+    rounds: Iterable[int] | None = None,
+    steps: Iterable[int] | None = None,
+    batch_norm: str | None = None,
 ) -> Table:
     """Return the points of the paths that `barrier` draws."""
     part = _selected(points, split, batch_norm)
@@ -219,22 +199,24 @@ def _selected(table: Table, split: str | None, batch_norm: str | None) -> Table:
     return part if split is None else style.only(part, "split", split)
 
 
-def _remark(part: Table) -> list[str]:
+def _remark(part: Table) -> str:
     recomputed = RECOMPUTED in set(part["batch_norm"])
-    return ["BatchNorm statistics were recomputed at each point."] if recomputed else []
+    return " BatchNorm statistics were recomputed at each point." if recomputed else ""
 
 
-def _at_all_points(points: Table) -> Table:
-    """Interpolate the errors of every replicate at the points of any of them."""
+def _lines(points: Table) -> Table:
+    """Average the errors over replicates, each interpolated at the points of any of them."""
     import pandas as pd
 
-    found, columns = [], ["replicate", "round", "step", "density", "split"]
+    columns = ["replicate", "round", "step", "density", "split"]
+    found = []
     for _, part in points.groupby(["round", "step", "split"]):
+        # A replicate may have been measured at more points than another.
         alphas = np.unique(part["alpha"])
         for _, line in part.sort_values("alpha").groupby("replicate"):
             errors = np.interp(alphas, line["alpha"], line["error"])
             found.append(pd.DataFrame({**line[columns].iloc[0].to_dict(), "alpha": alphas, "error": errors}))
-    return pd.concat(found, ignore_index=True)
+    return style.spread(pd.concat(found, ignore_index=True), ("round", "step", "split", "alpha"), "error")
 
 
 def _means(part: Table, confidence: float) -> list[dict[str, Any]]:
@@ -293,19 +275,13 @@ def _barrier_height(
     return min(max(0.85 * width / across, 0.32 * width), 0.5 * width) * down + style.letters(2)
 
 
-def _barrier_views(points: Table) -> list[dict[str, Any]]:
-    """List a figure for each kind of BatchNorm statistics."""
-    return [{"batch_norm": kind} for kind in _sorted(points, "batch_norm")]
-
-
 def _instability_views(barriers: Table) -> list[dict[str, Any]]:
     """List figures over density and over steps, of which there is more than one."""
-    return [
-        {"batch_norm": kind, "over": over}
-        for kind, part in barriers.groupby("batch_norm")
-        for over in ("density", "step")
-        if part[over].nunique() > 1
-    ]
+    found = []
+    for kind, part in barriers.groupby("batch_norm"):
+        several = [over for over in ("density", "step") if part[over].nunique() > 1]
+        found += [{"batch_norm": kind, "over": over} for over in several]
+    return found
 
 
 CONNECTIVITY = Analysis(
@@ -323,7 +299,7 @@ BARRIER = Analysis(
     height=_barrier_height,
     chapter="Connectivity",
     caption=barrier_caption,
-    views=_barrier_views,
+    views=lambda points: [{"batch_norm": kind} for kind in _sorted(points, "batch_norm")],
     missing="Linear mode connectivity was not measured; `lottery analyze connectivity` measures it.",
     title="Error between two networks",
 )

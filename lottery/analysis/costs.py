@@ -38,26 +38,33 @@ def table(run: Path) -> Table:
         ``spent_steps`` and ``spent_multiply_adds``, those of all trainings that the network takes, see `spent`;
         ``engine``, "compiled" or "sparse", that trained it. Infinite if nothing is left.
     """
-    environment, networks = store.read_environment(run), list(stored_rounds(run))
-    rows, per_entry, all_spent = [], environment.get("uses", {}), spent(run, networks)
+    environment = store.read_environment(run)
+    per_entry = environment.get("uses", {})
     at_zero = mask_actions.is_zero(store.read_experiment(run).prune.held_at)
+    networks = list(stored_rounds(run))
+    all_spent = spent(run, networks)
+    rows = []
     dense: int | None = None
     others: int | None = None  # trainable parameters that cannot be pruned
     for stored in networks:
-        record, used = stored.record, _used(stored, at_zero)
-        needed, num_used = multiply_adds.of_kept(used, per_entry), sum(used.values())
-        if (stored.branch, stored.round) == (store.TICKET, 0):  # the first round of each replicate
+        record = stored.record
+        used = _used(stored, at_zero)
+        num_used = sum(used.values())
+        needed = multiply_adds.of_kept(used, per_entry)
+        if stored.branch == store.TICKET and stored.round == 0:  # the first round of each replicate
             dense = needed
             if others is None:
                 others = _others(stored, environment.get("not_pruned", {}))
         steps = [step for step, *_ in stored.metrics]
+        spent_steps, spent_multiply_adds = all_spent[stored.labels]
         computed = {
             "compression": _ratio(record["num_weights"], num_used),
             "parameter_compression": _ratio(record["num_weights"], num_used, beside=others),
             "multiply_adds": math.nan if needed is None else needed,
             "speedup": _ratio(dense, needed),
             "steps": max(steps) - min(steps),
-            **dict(zip(("spent_steps", "spent_multiply_adds"), all_spent[stored.labels], strict=True)),
+            "spent_steps": spent_steps,
+            "spent_multiply_adds": spent_multiply_adds,
             "engine": stored.engine,
         }
         rows.append({column: record[column] for column in COLUMNS if column in record} | computed)
@@ -81,29 +88,36 @@ def spent(run: Path, networks: Sequence[StoredRound]) -> dict[tuple[int, str, in
     them in appendix H. Unknown multiply-adds are NaN.
     """
     experiment = store.read_experiment(run)
-    settings, k, per_entry = experiment.prune, experiment.rewind.step, store.read_environment(run).get("uses", {})
+    k = experiment.rewind.step
+    per_entry = store.read_environment(run).get("uses", {})
+    at_zero = mask_actions.is_zero(experiment.prune.held_at)
     batch = experiment.train.batch_size if _knows_batches(run, experiment) else math.nan
-    own, dense, at_zero = {}, {}, mask_actions.is_zero(settings.held_at)
+    own: dict[tuple[int, int, str], tuple[int, float]] = {}
+    dense: dict[int, float] = {}  # multiply-adds for an example of the dense network, the first of each replicate
     for stored in networks:
-        replicate, index, record = stored.replicate, stored.round, {**stored.record, "kept": _used(stored, at_zero)}
-        if (index, stored.branch) == (0, store.TICKET):  # the first of a replicate
-            dense[replicate] = _count(record["kept"], per_entry)
-        steps = record.get("last_step", experiment.train.num_steps) - record.get("first_step", k if index else 0)
-        whole = dense.get(replicate, math.nan)
-        own[replicate, index, stored.branch] = _own(record, steps, batch, whole, per_entry)
+        record = {**stored.record, "kept": _used(stored, at_zero)}
+        if stored.branch == store.TICKET and stored.round == 0:
+            dense[stored.replicate] = _count(record["kept"], per_entry)
+        first = record.get("first_step", k if stored.round else 0)
+        steps = record.get("last_step", experiment.train.num_steps) - first
+        whole = dense.get(stored.replicate, math.nan)
+        own[stored.replicate, stored.round, stored.branch] = _own(record, steps, batch, whole, per_entry)
     found = {}
     for stored in networks:
-        replicate, index, known = stored.replicate, stored.round, branches.find(stored.branch)
-        trainings, before = [own[replicate, index, stored.branch]], 0
+        replicate = stored.replicate
+        known = branches.find(stored.branch)
+        trainings = [own[replicate, stored.round, stored.branch]]
+        before = 0  # steps of the dense network
         needs_ticket = stored.record.get("needs_ticket", known is None or known.needs_ticket)
         if stored.branch == store.TICKET or needs_ticket:
-            rounds = plan.rounds_to(settings, index)
+            rounds = plan.rounds_to(experiment.prune, stored.round)
             trainings += [own.get((replicate, each, store.TICKET), (0, math.nan)) for each in rounds[:-1]]
             before = 0 if 0 in rounds else k
         elif known is None or known.starts != "end":
             # Where scores were trained in the steps before, no weight was.
             before = stored.record.get("first_step", k) - stored.record.get("mask_steps", 0)
-        trainings.append((before, 3 * batch * before * dense.get(replicate, math.nan) if before else 0.0))
+        if before:
+            trainings.append((before, 3 * batch * before * dense.get(replicate, math.nan)))
         steps, counts = zip(*trainings, strict=True)
         found[stored.labels] = sum(steps), float(sum(counts))
     return found
@@ -125,8 +139,9 @@ def _own(
     kept_steps = record.get("kept_steps") or {name: count * steps for name, count in record["kept"].items()}
     # Forward and backward at the density of the network; the gradients of its weights for all entries.
     with_dense_gradients = batch * (2 * _count(record["kept"], per_entry) + dense)
-    known, learned = branches.find(record["branch"]), record.get("mask_steps", 0)
+    known = branches.find(record["branch"])
     of_changes = len(record["mask_changes"]) if known and known.needs_gradients else 0
+    learned = record.get("mask_steps", 0)
     num_dense = learned + record.get("dense_gradients", of_changes)
     return steps + learned, 3 * batch * _count(kept_steps, per_entry) + num_dense * with_dense_gradients
 
@@ -148,15 +163,15 @@ def total(run: Path) -> dict[str, float | int | None]:
     Branches are included, and each example is counted as often as it was seen. ``examples`` is None for the caller's
     own data other than pixels of a byte, whose batches may have had another size.
     """
-    rows, experiment = table(run), store.read_experiment(run)
-    known = _knows_batches(run, experiment)
+    rows = table(run)
+    experiment = store.read_experiment(run)
     overrides = [stored.record.get("overrides", {}).get("train", {}) for stored in stored_rounds(run)]  # of transfers
     sizes = [changed.get("batch_size", experiment.train.batch_size) for changed in overrides]
     return {
         "networks": len(rows),
         "steps": int(rows["steps"].sum()),
         "seconds": float(rows["seconds"].sum()),
-        "examples": int((rows["steps"] * sizes).sum()) if known else None,
+        "examples": int((rows["steps"] * sizes).sum()) if _knows_batches(run, experiment) else None,
     }
 
 
@@ -169,17 +184,7 @@ COSTS = Analysis(
     table,
     None,
     "Compression, multiply-adds, theoretical speed-up, steps, seconds and engine of each network.",
-    columns=(
-        "num_kept",
-        "compression",
-        "parameter_compression",
-        "multiply_adds",
-        "speedup",
-        "steps",
-        "seconds",
-        "spent_steps",
-        "spent_multiply_adds",
-    ),
+    columns=COLUMNS[4:-1],
     leave_out=("num_kept", "parameter_compression", "steps", "multiply_adds", "spent_multiply_adds", "spent_steps"),
     keys=("engine",),
 )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 from lottery.errors import unknown
 from lottery.figures import captions, layout, style
@@ -31,85 +31,79 @@ _SETTLED = 0.05  # of the steps; the losses before it are far from all later one
 _MOST = 40
 
 
-class Detail(TypedDict, total=False):
-    """How much of the curves `figure` shows."""
+class Shown(TypedDict, total=False):
+    """What `figure` shows of the curves."""
 
+    measure: str  # "accuracy" by default; "loss", which also replaces accuracies that were not measured
+    split: str  # "validation" by default, "train" or "test"
+    rounds: Iterable[int] | None  # by default at most six, evenly apart
+    branch: str  # the ticket by default
     full: bool  # show everything; by default the first twentieth of the steps may leave the axes
-    most: int  # points of a line after step 0, by default 40
+    most: int  # points of a line after step 0, by default 40; of more evaluations, neighbours are averaged
 
 
-def figure(
-    curves: Table,
-    ax: Any = None,
-    measure: str = "accuracy",
-    split: str = "validation",
-    rounds: Iterable[int] | None = None,
-    branch: str = store.TICKET,
-    **detail: Unpack[Detail],
-) -> Any:
+class _Lines(NamedTuple):
+    measure: str  # that is drawn
+    split: str
+    branch: str
+    points: Table  # means by round and step
+    together: int  # evaluations that are averaged to a point
+    limits: tuple[float, float] | None  # of the axis: the lowest and the highest end of a band after the first steps
+
+
+def figure(curves: Table, ax: Any = None, **shown: Unpack[Shown]) -> Any:
     """Draw a measure against the step of training: the mean over replicates, in a band from the lowest to the highest.
 
-    Args:
-        measure: ``"accuracy"`` or ``"loss"``, which also replaces accuracies that were not measured.
-        split: ``"train"``, ``"validation"`` or ``"test"``.
-        rounds: The rounds to draw; by default at most six, evenly apart.
-        detail: See `Detail`. Of more evaluations than `most`, neighbours are averaged, and the caption says how many.
-            The evaluation at step 0, before training, is never averaged.
+    `shown` are the options of `Shown`. Where evaluations are averaged, the caption says how many; the one at step 0,
+    before training, never is.
     """
-    measure, points, _ = _lines(curves, measure, split, rounds, branch, detail.pop("most", _MOST))
-    full = detail.pop("full", False)
-    if detail:
-        raise TypeError(f"figure() got an unexpected keyword argument {next(iter(detail))!r}")
+    lines = _lines(curves, **shown)
     ax = style.new_or(ax)
-    for label, line, look in style.by_round(points):
+    for label, line, look in style.by_round(lines.points):
         style.band(ax, line["step"], line, look, label, markevery=max(1, len(line) // 8))
-    low, high = _settled(points)
-    if low < high and not full:
+    if lines.limits and lines.limits[0] < lines.limits[1]:
+        low, high = lines.limits
         ax.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
-    ax.set(xlim=(0, None), xlabel="step", ylabel=f"{split} {measure}")
-    return layout.finish(ax, points, "band")
+    ax.set(xlim=(0, None), xlabel="step", ylabel=f"{lines.split} {lines.measure}")
+    return layout.finish(ax, lines.points, "band")
 
 
-def caption(
-    curves: Table,
-    measure: str = "accuracy",
-    split: str = "validation",
-    rounds: Iterable[int] | None = None,
-    branch: str = store.TICKET,
-    **detail: Unpack[Detail],
-) -> str:
+def caption(curves: Table, **shown: Unpack[Shown]) -> str:
     """Write the text beside `figure`."""
-    drawn, points, together = _lines(curves, measure, split, rounds, branch, detail.get("most", _MOST))
-    low, high = _settled(points)
-    of = "the ticket" if branch == store.TICKET else branch
-    sentences = [f"{split.capitalize()} {drawn} while training, of {of}."]
-    if drawn != measure:
+    lines = _lines(curves, **shown)
+    of = "the ticket" if lines.branch == store.TICKET else lines.branch
+    sentences = [f"{lines.split.capitalize()} {lines.measure} while training, of {of}."]
+    if lines.measure != shown.get("measure", "accuracy"):
         sentences.append("No accuracy is measured.")
-    sentences.append(captions.replicates(points, "band"))
-    if together > 1:
-        sentences.append(f"Each point after step 0 is the mean of up to {together} evaluations.")
-    if not detail.get("full") and ((points["low"] < low) | (points["high"] > high)).any():
+    sentences.append(captions.replicates(lines.points, "band"))
+    if lines.together > 1:
+        sentences.append(f"Each point after step 0 is the mean of up to {lines.together} evaluations.")
+    lowest, highest = lines.points["low"].min(), lines.points["high"].max()
+    if lines.limits and (lowest < lines.limits[0] or highest > lines.limits[1]):
         sentences.append(f"The first {100 * _SETTLED:g} % of the steps may lie outside.")
     return " ".join(sentences)
 
 
 def _lines(
-    curves: Table, measure: str, split: str, rounds: Iterable[int] | None, branch: str, most: int
-) -> tuple[str, Table, int]:
-    """Return the measure that is drawn, its means by round and step, and how many evaluations each is of."""
+    curves: Table,
+    measure: str = "accuracy",
+    split: str = "validation",
+    rounds: Iterable[int] | None = None,
+    branch: str = store.TICKET,
+    *,
+    full: bool = False,
+    most: int = _MOST,
+) -> _Lines:
     if measure not in ("accuracy", "loss"):
         raise unknown("The measure to plot", measure, ("accuracy", "loss"))
     part = style.of_rounds(style.only(style.only(curves, "branch", branch), "split", split), rounds)
     if measure == "accuracy" and part["accuracy"].isna().all():
         measure = "loss"
     part, together = _averaged(part, measure, most)
-    return measure, style.spread(part, ("round", "step"), measure), together
-
-
-def _settled(points: Table) -> tuple[float, float]:
-    """Return the lowest and the highest end of a band after the first steps."""
+    points = style.spread(part, ("round", "step"), measure)
     settled = points[points["step"] >= _SETTLED * points["step"].max()]
-    return settled["low"].min(), settled["high"].max()
+    limits = None if full else (settled["low"].min(), settled["high"].max())
+    return _Lines(measure, split, branch, points, together, limits)
 
 
 def _averaged(curves: Table, measure: str, most: int) -> tuple[Table, int]:
@@ -130,15 +124,15 @@ def _views(curves: Table) -> list[dict[str, str]]:
 def summed(curves: Table) -> Table:
     """Summarise the table of `table`, in a row for each split of each network.
 
-    ``lowest_loss`` is the lowest after the first evaluation, ``at_step`` the first step that has it; then come the
-    highest accuracy, and loss and accuracy of the last step.
+    ``lowest_loss`` is the lowest after the first evaluation, ``at_step`` the first step that has it.
     """
     keys = ["replicate", "branch", "round", "density", "split"]
     rows = []
     for values, part in curves.groupby(keys, sort=False):
         later = part[part["step"] > part["step"].min()] if len(part) > 1 else part
-        lowest, last = later["loss"].min(), part.loc[part["step"].idxmax()]
+        lowest = later["loss"].min()
         at = later[later["loss"] == lowest]["step"].min()
+        last = part.loc[part["step"].idxmax()]
         rows.append((*values, lowest, at, later["accuracy"].max(), last["loss"], last["accuracy"]))
     return frame(rows, [*keys, *_SUMMED])
 

@@ -32,13 +32,8 @@ def moved(start: np.ndarray, trained: np.ndarray) -> tuple[float, float, float, 
     changed = np.sign(start[signed]) != np.sign(trained[signed])
     relative = distance / norm if norm else np.nan
     cosine = float(start @ trained) / (norm * end) if norm and end else np.nan
-    return (
-        norm,
-        distance,
-        relative,
-        cosine,
-        float(changed.mean()) if changed.size else np.nan,
-    )
+    sign_changes = float(changed.mean()) if changed.size else np.nan
+    return norm, distance, relative, cosine, sign_changes
 
 
 def table(run: Path) -> Table:
@@ -55,8 +50,7 @@ def table(run: Path) -> Table:
         start, trained = stored.masked_start, stored.weights
         pairs = {name: (start[name][mask], trained[name][mask]) for name, mask in stored.masks.items()}
         together = [np.concatenate(parts) for parts in zip(*pairs.values(), strict=True)]
-        for name, (before, after) in {ALL: together, **pairs}.items():
-            rows.append((*stored.labels, name, *moved(before, after)))
+        rows += [(*stored.labels, name, *moved(*pair)) for name, pair in {ALL: together, **pairs}.items()]
     return frame(rows, COLUMNS)
 
 
@@ -76,7 +70,8 @@ def figure(table: Table, ax: Any = None, measure: str = "relative_distance") -> 
     points = _points(table, measure)
     ax = style.new_or(ax)
     for weight, look in style.by_name(list(dict.fromkeys(table["weight"]))).items():
-        part, label = points[points["weight"] == weight], "all weights" if weight == ALL else weight
+        part = points[points["weight"] == weight]
+        label = "all weights" if weight == ALL else weight
         style.bars(ax, part["density"], part, look, label, first=weight == ALL)
     style.density_axis(ax, points["density"])
     ax.set_ylabel(DISTANCES[measure])
@@ -100,7 +95,7 @@ DISTANCE = Analysis(
     table,
     figure,
     "How far training moves the surviving weights from their start.",
-    columns=("start_norm", "distance", "relative_distance", "cosine", "sign_changes"),
+    columns=COLUMNS[5:],
     chapter="Layers",
     caption=caption,
     title="How far weights move",

@@ -63,6 +63,7 @@ def image_shape(architecture: Mapping[str, Any]) -> tuple[int, ...]:
     shapes: list[tuple[int, ...]] = []
     for layer in graph.described_layers(architecture):
         settings = layer.settings
+        # The first layer with weights to prune reads what came so far.
         if ("units" in settings or "filters" in settings) and settings.get("trainable", True):
             break
         if layer.name not in graph.LAYERS or graph.LAYERS[layer.name].effect not in _IN_ORDER:
@@ -80,9 +81,42 @@ def _whole(shape: Any) -> tuple[int, ...]:
     return sizes if all(type(size) is int and size > 0 for size in sizes) else ()
 
 
+def image(table: Table) -> np.ndarray:
+    """Return kept entries at each place, (rows, columns): the channels of a kernel side by side, otherwise summed."""
+    kept = np.zeros([int(table[axis].max()) + 1 for axis in ("row", "column", "channel")], int)
+    kept[table["row"], table["column"], table["channel"]] = table["kept"]
+    is_kernel = table["what"].iloc[0] == KERNEL
+    return np.concatenate(np.moveaxis(kept, 2, 0), axis=1) if is_kernel else kept.sum(axis=2)
+
+
 _UNREAD = "white"  # paler than all of the scale, also in grey
 _GAP = 0.08  # between images, as a part of their width
 _THICKNESS = 0.12  # of the colour bar, in inches
+_ZERO = 0.04  # width of the box for inputs that nothing reads, as a part of the colour bar
+
+
+class _Images:
+    """The images of a figure, by round."""
+
+    def __init__(self, table: Table, replicate: int, rounds: Iterable[int] | None) -> None:
+        self.table = style.of_rounds(style.only(table, "replicate", replicate), rounds)
+        self.by_round = {index: image(part) for index, part in self.table.groupby("round")}
+        self.rows, self.columns = next(iter(self.by_round.values())).shape
+        self.channels = int(self.table["channel"].max()) + 1
+        self.is_kernel = self.table["what"].iloc[0] == KERNEL
+        self.place = "place of the kernel" if self.is_kernel else "input"
+        # Such as a row of inputs that are no image; it is drawn taller.
+        self.is_strip = self.rows * 8 < self.columns
+        # Inches between the images and the colour bar; the inputs of a strip are numbered there.
+        self.gap_above_bar = 0.13 + (style.letters(2.6) if self.is_strip else 0)
+
+    def arranged(self, width: float) -> tuple[int, int, float, float]:
+        """Return the numbers of images across and down, the height of each and of the line above it, in places."""
+        line = style.letters(1.5) / width * self.columns
+        if self.is_strip:
+            return 1, len(self.by_round), self.columns / 25, line
+        across, down = layout.grid(len(self.by_round), width)
+        return across, down, self.rows, line * across
 
 
 def figure(table: Table, ax: Any = None, replicate: int = 1, rounds: Iterable[int] | None = None) -> Any:
@@ -92,50 +126,52 @@ def figure(table: Table, ax: Any = None, replicate: int = 1, rounds: Iterable[in
     logarithmic if the most are over five times the fewest: the more, the darker. Inputs that no unit reads are white.
     Channels of an image are summed, those of a kernel are side by side.
     """
-    from matplotlib import colormaps
-    from matplotlib.colors import ListedColormap, LogNorm, Normalize
     from matplotlib.patches import Rectangle
 
-    part, images = _images(table, replicate, rounds)
-    kernel, channels = part["what"].iloc[0] == KERNEL, int(part["channel"].max()) + 1
-    num_columns = next(iter(images.values())).shape[1]
+    images = _Images(table, replicate, rounds)
+    columns = images.columns
+    gap = _GAP * columns
     ax = style.new_or(ax)
-    across, down, tall, line = _arranged(images, ax.figure.get_figwidth())
-    counts = np.concatenate([image[image > 0] for image in images.values()])
-    low, high = (counts.min(), counts.max()) if counts.size else (1, 1)
-    log = bool(high > 5 * low)
-    scale = LogNorm(low, high) if log else Normalize(min(low, high - 1), high)
-    # Without its last tenth, which in grey is nearly as pale as inputs that no unit reads.
-    colors = ListedColormap(colormaps["viridis"](np.linspace(0.85, 0, 256))).with_extremes(bad=_UNREAD, under=_UNREAD)
-    gap, shown = _GAP * num_columns, None
-    for place, (index, image) in enumerate(images.items()):
-        left, top = place % across * (num_columns + gap), place // across * (tall + line)
+    across, down, tall, line = images.arranged(ax.figure.get_figwidth())
+    colors, scale = _colors(images)
+    shown = None
+    for place, (index, pixels) in enumerate(images.by_round.items()):
+        left, top = place % across * (columns + gap), place // across * (tall + line)
         shown = ax.imshow(
-            np.ma.masked_equal(image, 0), cmap=colors, norm=scale, interpolation="none",
-            extent=(left, left + num_columns, top + tall, top),
+            np.ma.masked_equal(pixels, 0), cmap=colors, norm=scale, interpolation="none",
+            extent=(left, left + columns, top + tall, top),
         )  # fmt: skip
         # Unclipped, or half of the lines at the edges of the axes would be missing.
         frame = {"fill": False, "edgecolor": "0.4", "linewidth": style.thick(0.6), "clip_on": False}
-        ax.add_patch(Rectangle((left, top), num_columns, tall, **frame))
-        if kernel:
-            for cut in range(num_columns // channels, num_columns, num_columns // channels):
+        ax.add_patch(Rectangle((left, top), columns, tall, **frame))
+        if images.is_kernel:
+            for cut in range(columns // images.channels, columns, columns // images.channels):
                 ax.plot([left + cut] * 2, [top, top + tall], color="0.4", linewidth=style.thick(0.6))
-        density = part[part["round"] == index]["density"].iloc[0]
+        density = images.table[images.table["round"] == index]["density"].iloc[0]
         ax.text(left, top - 0.15 * line, f"round {index}, density {density:.3g}", fontsize="small", va="bottom")
-    ax.set_xlim(0, across * (num_columns + gap) - gap)
+    ax.set_xlim(0, across * (columns + gap) - gap)
     ax.set_ylim(down * (tall + line) - line, -line)
-    of = "place of the kernel" if kernel else "input"
-    if _is_strip(images):
-        ax.set(aspect="auto", frame_on=False, yticks=[], xlabel=f"{of}, from 0")
+    if images.is_strip:
+        ax.set(aspect="auto", frame_on=False, yticks=[], xlabel=f"{images.place}, from 0")
         ax.tick_params(labelsize="small")
         ax.xaxis.label.set_fontsize("small")
-        _center_ticks(ax.xaxis, num_columns)
+        _center_ticks(ax.xaxis, columns)
     else:
         ax.set_axis_off()
-    label = f"kept entries of each {of}" + (" (log)" if log else "")
-    unread = any((image == 0).any() for image in images.values())
-    _add_bar(ax, shown, label, log, unread, _gap_above_bar(images))
+    _add_bar(ax, shown, images)
     return ax
+
+
+def _colors(images: _Images) -> tuple[Any, Any]:
+    """Return a colour map and a scale that goes from the fewest to the most kept entries."""
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap, LogNorm, Normalize
+
+    # Without its last tenth, which in grey is nearly as pale as inputs that no unit reads.
+    colors = ListedColormap(colormaps["viridis"](np.linspace(0.85, 0, 256))).with_extremes(bad=_UNREAD, under=_UNREAD)
+    counts = np.concatenate([pixels[pixels > 0] for pixels in images.by_round.values()])
+    low, high = (counts.min(), counts.max()) if counts.size else (1, 1)
+    return colors, LogNorm(low, high) if high > 5 * low else Normalize(min(low, high - 1), high)
 
 
 def _center_ticks(axis: Any, num: int) -> None:
@@ -143,24 +179,24 @@ def _center_ticks(axis: Any, num: int) -> None:
     from matplotlib.ticker import MaxNLocator
 
     numbers = [int(place) for place in MaxNLocator(8, integer=True).tick_values(0, num - 1) if 0 <= place < num]
-    axis.set_ticks([place + 0.5 for place in numbers], labels=list(map(str, numbers)))
+    axis.set_ticks([place + 0.5 for place in numbers], labels=[str(place) for place in numbers])
 
 
-def _add_bar(ax: Any, shown: Any, label: str, log: bool, unread: bool, gap: float) -> None:
+def _add_bar(ax: Any, shown: Any, images: _Images) -> None:
     """Add the colour bar: as wide as the images, at places below them in inches, independent of the height."""
+    from matplotlib.colors import LogNorm
     from matplotlib.transforms import ScaledTranslation, blended_transform_factory
 
+    unread = any((pixels == 0).any() for pixels in images.by_round.values())
+    is_log = isinstance(shown.norm, LogNorm)
     inches = ax.figure.dpi_scale_trans + ScaledTranslation(0, 0, ax.transAxes)
-    below = ax.inset_axes(
-        (0, -gap - _THICKNESS, 1, _THICKNESS), transform=blended_transform_factory(ax.transAxes, inches)
-    )
-    extend = "min" if unread else "neither"
-    bar = ax.figure.colorbar(
-        shown, cax=below, orientation="horizontal", extend=extend, extendrect=True, extendfrac=_ZERO
-    )
-    bar.set_label(label, fontsize="small")
+    where = blended_transform_factory(ax.transAxes, inches)
+    below = ax.inset_axes((0, -images.gap_above_bar - _THICKNESS, 1, _THICKNESS), transform=where)
+    ends = {"extend": "min" if unread else "neither", "extendrect": True, "extendfrac": _ZERO}
+    bar = ax.figure.colorbar(shown, cax=below, orientation="horizontal", **ends)
+    bar.set_label(f"kept entries of each {images.place}{' (log)' if is_log else ''}", fontsize="small")
     bar.ax.tick_params(labelsize="small")
-    if log:
+    if is_log:
         style.log_ticks(bar.ax.xaxis)
     else:
         bar.ax.xaxis.get_major_locator().set_params(integer=True)
@@ -175,59 +211,19 @@ def _add_bar(ax: Any, shown: Any, label: str, log: bool, unread: bool, gap: floa
 
 def caption(table: Table, replicate: int = 1, rounds: Iterable[int] | None = None) -> str:
     """Write the text beside `figure`."""
-    part, _ = _images(table, replicate, rounds)
-    of, channels = ("place of the kernel", "side by side") if part["what"].iloc[0] == KERNEL else ("input", "summed")
-    sentences = [f"Kept entries of {part['weight'].iloc[0]} at each {of}: the more, the darker; white: none."]
-    if part["channel"].max() > 0:
-        sentences.append(f"Channels are {channels}.")
-    sentences.append(f"Replicate {replicate} (n = 1).")
-    return " ".join(sentences)
-
-
-_ZERO = 0.04  # width of the box for inputs that nothing reads, as a part of the colour bar
-
-
-def _images(table: Table, replicate: int, rounds: Iterable[int] | None) -> tuple[Table, dict[int, np.ndarray]]:
-    """Return the rows that are drawn, and an image for each round."""
-    part = style.of_rounds(style.only(table, "replicate", replicate), rounds)
-    kernel = part["what"].iloc[0] == KERNEL
-    return part, {index: _image(pixels, kernel) for index, pixels in part.groupby("round")}
-
-
-def _arranged(images: dict[int, np.ndarray], width: float) -> tuple[int, int, float, float]:
-    """Return the numbers of images across and down, the height of each and that of the line above it, in places."""
-    rows, columns = next(iter(images.values())).shape
-    line = style.letters(1.5) / width * columns
-    if _is_strip(images):
-        return 1, len(images), columns / 25, line
-    across, down = layout.grid(len(images), width)
-    return across, down, rows, line * across
-
-
-def _is_strip(images: dict[int, np.ndarray]) -> bool:
-    """Check if images are strips, such as a row of inputs that are no image, which are drawn taller."""
-    rows, columns = next(iter(images.values())).shape
-    return rows * 8 < columns
-
-
-def _gap_above_bar(images: dict[int, np.ndarray]) -> float:
-    """Return the inches between the images and the colour bar: the inputs of a strip are numbered there."""
-    return 0.13 + (style.letters(2.6) if _is_strip(images) else 0)
-
-
-def _image(table: Table, kernel: bool) -> np.ndarray:
-    """Return kept entries at each place, (rows, columns): the channels of a kernel side by side, otherwise summed."""
-    kept = np.zeros([int(table[axis].max()) + 1 for axis in ("row", "column", "channel")])
-    kept[table["row"], table["column"], table["channel"]] = table["kept"]
-    return np.concatenate(np.moveaxis(kept, 2, 0), axis=1) if kernel else kept.sum(axis=2)
+    images = _Images(table, replicate, rounds)
+    weight = images.table["weight"].iloc[0]
+    text = f"Kept entries of {weight} at each {images.place}: the more, the darker; white: none."
+    if images.channels > 1:
+        text += f" Channels are {'side by side' if images.is_kernel else 'summed'}."
+    return f"{text} Replicate {replicate} (n = 1)."
 
 
 def _height(table: Table, width: float, replicate: int = 1, rounds: Iterable[int] | None = None) -> float:
-    _, images = _images(table, replicate, rounds)
-    num_columns = next(iter(images.values())).shape[1]
-    across, down, tall, line = _arranged(images, width)
-    ratio = down * (tall + line) / ((across + _GAP * (across - 1)) * num_columns)
-    return min(ratio, 0.8 * down) * (width - 0.1) + _gap_above_bar(images) + _THICKNESS + style.letters(2.6) + 0.1
+    images = _Images(table, replicate, rounds)
+    across, down, tall, line = images.arranged(width)
+    ratio = down * (tall + line) / ((across + _GAP * (across - 1)) * images.columns)
+    return min(ratio, 0.8 * down) * (width - 0.1) + images.gap_above_bar + _THICKNESS + style.letters(2.6) + 0.1
 
 
 INPUTS = Analysis(

@@ -46,8 +46,9 @@ def table(run: Path) -> Table:
         for name, mask in stored.masks.items():
             coming, leaving = degrees_of(mask)
             kept = int(coming.sum())
-            sides = (leaving.size, coming.size, int((leaving == 0).sum()), int((coming == 0).sum()))
-            rows.append((*stored.labels, name, mask.size, kept, kept / mask.size, *sides, kept == 0))
+            dead = int((leaving == 0).sum()), int((coming == 0).sum())
+            sizes = mask.size, kept, kept / mask.size, leaving.size, coming.size
+            rows.append((*stored.labels, name, *sizes, *dead, kept == 0))
     return frame(rows, COLUMNS)
 
 
@@ -70,20 +71,14 @@ def degrees(run: Path, rounds: Iterable[int] | None = None) -> Table:
 
 
 def summed(degrees: Table) -> Table:
-    """Summarise the table of `degrees`, in a row for each weight and side of each network.
-
-    ``num`` is the number of units or inputs, ``dead`` of those without an entry; ``least``, ``mean`` and ``most`` are
-    the entries of a unit or input.
-    """
+    """Summarise the table of `degrees`: units or inputs, those without an entry, and the entries that each has."""
     keys = ["replicate", "branch", "round", "density", "weight", "side"]
-    rows = degrees.assign(
-        entries=degrees["degree"] * degrees["count"], dead=degrees["count"].where(degrees["degree"] == 0, 0)
-    )
-    found = rows.groupby(keys, sort=False, as_index=False).agg(
-        num=("count", "sum"), dead=("dead", "sum"), entries=("entries", "sum"), least=("degree", "min"),
-        most=("degree", "max"),
-    )  # fmt: skip
-    return found.assign(mean=found["entries"] / found["num"])[[*keys, "num", "dead", "least", "mean", "most"]]
+    dead = degrees["count"].where(degrees["degree"] == 0, 0)
+    rows = degrees.assign(dead=dead, entries=degrees["degree"] * degrees["count"])
+    columns = {"num": ("count", "sum"), "dead": ("dead", "sum"), "least": ("degree", "min")}
+    columns |= {"mean": ("entries", "sum"), "most": ("degree", "max")}
+    found = rows.groupby(keys, sort=False, as_index=False).agg(**columns)
+    return found.assign(mean=found["mean"] / found["num"])
 
 
 def figure(table: Table, ax: Any = None, branch: str = store.TICKET) -> Any:
@@ -95,13 +90,13 @@ def figure(table: Table, ax: Any = None, branch: str = store.TICKET) -> Any:
     part = style.only(table, "branch", branch)
     points, network = _points(part)
     ax = style.new_or(ax)
-    ax.plot(
-        network.index, network, color="0.35", linewidth=style.thick(1), linestyle="--", label="the network", zorder=1
-    )
+    look = {"color": "0.35", "linewidth": style.thick(1), "linestyle": "--", "zorder": 1}
+    ax.plot(network.index, network, label="the network", **look)
     ax.set_yscale("log", nonpositive="clip")
     # Each line is thinner than the one before and beside it, so that equal densities do not hide each other.
     weights = list(dict.fromkeys(part["weight"]))
-    widths = np.linspace(3, 0.8, len(weights)) if len(weights) <= len(style.STYLES) else np.ones(len(weights))
+    thickest, thinnest = (3, 0.8) if len(weights) <= len(style.STYLES) else (1, 1)
+    widths = np.linspace(thickest, thinnest, len(weights))
     floor = min(points[points["mean"] > 0]["mean"].min(), network.min())
     ax.set_ylim(floor / (2 if part["collapsed"].any() else 1.15), 1.15)
     for place, (weight, look) in enumerate(style.by_name(weights).items()):
@@ -159,7 +154,8 @@ def degrees_figure(
     from matplotlib.ticker import SymmetricalLogLocator
 
     lines, weight = _degrees_of(table, weight, side, rounds)
-    most, points = int(lines["degree"].max()), _cumulative(lines)
+    points = _cumulative(lines)
+    most = int(lines["degree"].max())
     ax = style.new_or(ax)
     for label, line, look in style.by_round(points):
         # The steps of the line and its end are enough, and make a far smaller SVG.
@@ -205,15 +201,11 @@ def _degrees_of(table: Table, weight: str | None, side: str, rounds: Iterable[in
 
 def _cumulative(lines: Table) -> Table:
     """Return the mean fraction of units with at most so many entries, by round and degree."""
-    import pandas as pd
-
-    most = int(lines["degree"].max())
-    chains = [
-        line.set_index("degree")["count"].reindex(range(most + 1), fill_value=0).cumsum().div(line["count"].sum())
-        .rename("fraction").reset_index().assign(replicate=replicate, round=index, density=density)
-        for (replicate, index, density), line in lines.groupby(["replicate", "round", "density"])
-    ]  # fmt: skip
-    return style.spread(pd.concat(chains), ("round", "degree"), "fraction")
+    networks = ["replicate", "round", "density"]
+    counts = lines.pivot_table("count", "degree", networks, fill_value=0)
+    at_most = counts.reindex(range(counts.index.max() + 1), fill_value=0).cumsum()
+    fractions = (at_most / at_most.iloc[-1]).melt(ignore_index=False, value_name="fraction").reset_index()
+    return style.spread(fractions, ("round", "degree"), "fraction")
 
 
 LAYERS = Analysis(

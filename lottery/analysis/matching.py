@@ -74,6 +74,8 @@ def matched(first: Weights, second: Weights, seed: int = 0) -> tuple[dict[str, n
     forward: list[np.ndarray] = []
     for layer in range(len(as_they_are)):
         forward.append(_assigned(_incoming(mine, theirs, forward, layer)))
+    # Coordinate descent ends in different places: from the units as they are it never gets worse than they were, and
+    # the forward pass finds a copy in another order at once.
     ends = [_improved(mine, theirs, start, seed) for start in (as_they_are, forward)]
     _, orders = max(ends, key=lambda end: end[0])
     permutations = dict(zip(first, orders, strict=False))  # all but the last
@@ -82,8 +84,8 @@ def matched(first: Weights, second: Weights, seed: int = 0) -> tuple[dict[str, n
 
 def permuted(arrays: Weights, permutations: Permutations) -> dict[str, np.ndarray]:
     """Reorder the hidden units in all weights or masks of a chain: the units of each, and the inputs of the next."""
-    orders, blocks = list(permutations.values()), _blocks(arrays, None)
-    reordered = [_ordered(block, orders, layer) for layer, block in enumerate(blocks)]
+    orders = list(permutations.values())
+    reordered = [_ordered(block, orders, layer) for layer, block in enumerate(_blocks(arrays, None))]
     return {name: block.reshape(np.shape(arrays[name])) for name, block in zip(arrays, reordered, strict=True)}
 
 
@@ -130,7 +132,8 @@ def _improved(
     mine: list[np.ndarray], theirs: list[np.ndarray], start: list[np.ndarray], seed: int
 ) -> tuple[float, list[np.ndarray]]:
     """Improve permutations by coordinate descent; return the agreement of all layers, and the permutations."""
-    orders, random = list(start), np.random.default_rng(seed)
+    orders = list(start)
+    random = np.random.default_rng(seed)
     for _ in range(_MOST_PASSES):
         gained = False
         for layer in random.permutation(len(orders)):
@@ -139,7 +142,8 @@ def _improved(
             now, before = _total(agreement, order), _total(agreement, orders[layer])
             # Rounding is no gain: of masks these are whole numbers, of weights they are not.
             if now > before + 1e-6 * abs(before):
-                orders[layer], gained = order, True
+                orders[layer] = order
+                gained = True
         if not gained:
             break
     reordered = (_ordered(block, orders, layer) for layer, block in enumerate(theirs))

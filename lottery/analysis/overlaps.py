@@ -51,9 +51,10 @@ def matched_chance(first: Masks, other: Masks, num_draws: int = 3, seed: int = 0
     Matching raises the overlap of random masks as well, so that `chance` is too low a value to compare with. Returns
     the mean over `num_draws` pairs of random masks, for ``"all"`` weights together and for each weight by name.
     """
-    random, draws = np.random.default_rng(seed), []
+    random = np.random.default_rng(seed)
+    draws = []
     for _ in range(num_draws):
-        mine, theirs = (_drawn(kept, random) for kept in (first, other))
+        mine, theirs = _drawn(first, random), _drawn(other, random)
         draws.append(_by_weight(mine, matching.matched(mine, theirs)[0]))
     return {name: sum(draw[name] for draw in draws) / num_draws for name in draws[0]}
 
@@ -72,34 +73,35 @@ def table(runs: Path | str | Sequence[Path | str], round: int, matched: bool = F
     Returns:
         A data frame with the columns `COLUMNS`, a row for each pair and weight, and before them a row named ``"all"``
         for the whole network. ``one`` and ``other`` are the replicates, such as ``"1"``; with several runs,
-        ``"lenet-mnist-3f9c2a1b:1"``. Densities are those of what the row compares; ``overlap`` is `iou`, ``chance`` is
-        `chance`; ``matched_overlap`` and ``matched_chance`` are NaN unless `matched`.
+        ``"lenet-mnist-3f9c2a1b:1"``. Densities are those of what the row compares; ``overlap`` is `iou`;
+        ``matched_overlap`` and ``matched_chance`` are NaN unless `matched`.
 
     Raises:
         LotteryError: There are fewer than two masks, the networks differ, or they cannot be matched.
     """
-    found = _tickets([Path(run) for run in ([runs] if isinstance(runs, (str, Path)) else runs)], round, matched)
+    found = _tickets([runs] if isinstance(runs, (str, Path)) else runs, round, matched)
+    # Matching takes seconds; its chance depends on nothing but the counts, which replicates of one experiment share.
     chances: dict[tuple[tuple[int, ...], ...], dict[str, float]] = {}
     rows = []
     for (first, mine), (other, theirs) in itertools.combinations(found.items(), 2):
         after, expected = {}, {}
         if matched:
             after = _by_weight(mine, matching.matched(mine, theirs)[0])
-            # It depends on nothing but the counts, which replicates of one experiment share.
             counts = tuple(tuple(masks.num_kept(kept).values()) for kept in (mine, theirs))
-            expected = chances[counts] = chances.get(counts) or matched_chance(mine, theirs)
-        for name in (ALL, *mine):
-            pair = [kept if name == ALL else {name: kept[name]} for kept in (mine, theirs)]
-            raised = (after.get(name, math.nan), expected.get(name, math.nan))
-            rows.append((first, other, round, *map(masks.density, pair), name, iou(*pair), chance(*pair), *raised))
+            if counts not in chances:
+                chances[counts] = matched_chance(mine, theirs)
+            expected = chances[counts]
+        for name, (own, others) in {ALL: (mine, theirs), **_by_name(mine, theirs)}.items():
+            densities = masks.density(own), masks.density(others)
+            raised = after.get(name, math.nan), expected.get(name, math.nan)
+            rows.append((first, other, round, *densities, name, iou(own, others), chance(own, others), *raised))
     return frame(rows, COLUMNS)
 
 
 def pairs(found: Table) -> list[str]:
     """Say of each row of the `table` of several runs which networks it compares, because they overlap differently.
 
-    These are ``"one run"``; ``"two runs, one replicate"``, which share their initial weights if the runs have one seed;
-    or ``"two runs"``.
+    Those of ``"two runs, one replicate"`` share their initial weights if the runs have one seed.
     """
     first, other = (found[column].str.rpartition(":") for column in ("one", "other"))
     two = np.where(first[2] == other[2], "two runs, one replicate", "two runs")
@@ -115,26 +117,24 @@ def overlap(overlaps: Table, ax: Any = None, weight: str = ALL, matched: bool = 
     part, value, random = _compared(overlaps, weight, matched)
     names = list(dict.fromkeys([*part["one"], *part["other"]]))
     place = {name: index for index, name in enumerate(names)}
-    cells, texts = np.full((len(names), len(names)), np.nan), {}
+    cells = np.full((len(names), len(names)), np.nan)
+    texts = {}
     for row in part.to_dict("records"):
         for network in ("one", "other"):
             on_diagonal = place[row[network]]
             texts[on_diagonal, on_diagonal] = f"density\n{row[f'density_{network}']:.3g}"
         first, other = place[row["one"]], place[row["other"]]
-        if first == other:
-            continue
         for pair in ((first, other), (other, first)):
             cells[pair] = row[value] - row[random]
             texts[pair] = f"{row[value]:.3f}\n({row[random]:.3f})"
     ax = style.new_or(ax)
-    known = cells[np.isfinite(cells)]
-    largest = max(_LEAST, float(np.abs(known).max())) if known.size else _LEAST
+    largest = np.abs(cells[np.isfinite(cells)]).max(initial=_LEAST)
     shown = ax.imshow(
         np.ma.masked_invalid(cells), cmap="RdBu", vmin=-largest, vmax=largest, interpolation="none", aspect="auto"
     )
     ax.set_facecolor("white")
     # About 14 letters fit into the width of a cell.
-    across = min(ax.get_window_extent().width, ax.get_window_extent().height) / ax.figure.dpi
+    across = ax.get_window_extent().size.min() / ax.figure.dpi
     size = min(style.letters() * 72 / 1.5, 72 * across / len(names) / 4)
     for (row, column), text in texts.items():
         color = "black" if np.isnan(cells[row, column]) else style.contrasting(shown.to_rgba(cells[row, column]))
@@ -176,26 +176,26 @@ def _compared(overlaps: Table, weight: str, matched: bool) -> tuple[Table, str, 
     return part, value, random
 
 
-def _tickets(runs: list[Path], round: int, matched: bool) -> dict[str, Masks]:
+def _tickets(runs: Sequence[Path | str], round: int, matched: bool) -> dict[str, Masks]:
     """Read the masks of each replicate at a round, by label."""
-    runs = list({run.resolve(): run for run in runs}.values())
-    folders = [run.resolve().name for run in runs]
+    each = {Path(run).resolve(): Path(run) for run in runs}
+    folders = [path.name for path in each]
     found: dict[str, Masks] = {}
-    for run, name in zip(runs, folders, strict=True):
+    for path, run in each.items():
         prefix = ""
-        if len(runs) > 1:
-            prefix = f"{name}:" if folders.count(name) == 1 else f"{run}:"
+        if len(each) > 1:
+            prefix = f"{path.name}:" if folders.count(path.name) == 1 else f"{run}:"
         for stored in stored_rounds(run, [round], branches=False):
             kept = stored.masks
             has, had = _shapes(kept), _shapes(next(iter(found.values()), kept))
             if has != had:
-                why = f"{str(run)!r} has {has}, {str(runs[0])!r} has {had}"
+                why = f"{str(run)!r} has {has}, {str(next(iter(each.values())))!r} has {had}"
                 raise LotteryError(f"Only masks of the same network can be compared: {why}.")
             if matched:
                 matching.check_run(run, kept)
             found[f"{prefix}{stored.replicate}"] = kept
     if len(found) < 2:
-        where = ", ".join(repr(str(run)) for run in runs) or "no run"
+        where = ", ".join(repr(str(run)) for run in each.values()) or "no run"
         raise NothingToDraw(
             f"An overlap compares two masks or more, and round {round} of {where} has {len(found)}. Pass a run with "
             "more replicates, or several runs."
@@ -207,20 +207,26 @@ def _shapes(kept: Masks) -> dict[str, tuple[int, ...]]:
     return {name: mask.shape for name, mask in kept.items()}
 
 
+def _by_name(first: Masks, other: Masks) -> dict[str, tuple[Masks, Masks]]:
+    return {name: ({name: first[name]}, {name: other[name]}) for name in first}
+
+
 def _by_weight(first: Masks, other: Masks) -> dict[str, float]:
-    return {ALL: iou(first, other), **{name: iou(first[name], other[name]) for name in first}}
+    return {ALL: iou(first, other), **{name: iou(*pair) for name, pair in _by_name(first, other).items()}}
 
 
 def _counts(first: Masks | np.ndarray, other: Masks | np.ndarray) -> list[tuple[int, int, int, int]]:
     """Count, in each weight, the entries that both keep, that the first and the other keep, and that there are."""
-    mine, theirs = ({"mask": np.asarray(each)} if not isinstance(each, Mapping) else each for each in (first, other))
-    shapes = _shapes(mine), _shapes(theirs)
-    if shapes[0] != shapes[1]:
-        raise LotteryError(f"Only masks of the same network can be compared, not {shapes[0]} and {shapes[1]}.")
-    masks.check(mine, mine)
-    masks.check(theirs, theirs)
-    both, of_mine, of_theirs = map(masks.num_kept, (masks.intersection(mine, theirs), mine, theirs))
-    return [(both[name], of_mine[name], of_theirs[name], mask.size) for name, mask in mine.items()]
+    mine = first if isinstance(first, Mapping) else {"mask": np.asarray(first)}
+    theirs = other if isinstance(other, Mapping) else {"mask": np.asarray(other)}
+    if _shapes(mine) != _shapes(theirs):
+        raise LotteryError(
+            f"Only masks of the same network can be compared, not {_shapes(mine)} and {_shapes(theirs)}."
+        )
+    for kept in (mine, theirs):
+        masks.check(kept, kept)
+    both = masks.num_kept(masks.intersection(mine, theirs))
+    return [(both[name], int(mask.sum()), int(theirs[name].sum()), mask.size) for name, mask in mine.items()]
 
 
 def _ratio(common: float, counts: list[tuple[int, int, int, int]]) -> float:

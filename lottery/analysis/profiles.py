@@ -22,16 +22,14 @@ def figure(found: Table, ax: Any = None) -> Any:
         found: The table of `lottery.statistics.aggregates.profile`, at one density.
         ax: Matplotlib axes; by default pyplot's current axes.
 
-    Returns:
-        The axes.
-
     Raises:
         LotteryError: The table is of several densities, or empty.
     """
     from matplotlib.patches import Patch
 
     style.check(found)
-    if len(densities := sorted(set(found["at"]))) > 1:
+    densities = sorted(set(found["at"]))
+    if len(densities) > 1:
         there = ", ".join(f"{density:.4g}" for density in densities)
         raise LotteryError(f"A performance profile shows one density, not {there}. Choose a density.")
     ax = style.new_or(ax)
@@ -53,7 +51,8 @@ def figure(found: Table, ax: Any = None) -> Any:
     )  # fmt: skip
     handles, labels = ax.get_legend_handles_labels()
     if np.isfinite(found["low"]).all():
-        handles, labels = [*handles, Patch(facecolor="0.5", alpha=0.25)], [*labels, "95 % bootstrap interval"]
+        handles.append(Patch(facecolor="0.5", alpha=0.25))
+        labels.append("95 % bootstrap interval")
     ax.legend(handles, labels)
     return ax
 
@@ -62,7 +61,8 @@ def save(found: Table, path: str | Path, title: str = "") -> Path:
     """Draw `figure` to a file, whose ending decides the format (png, svg, pdf), and return its path."""
     from matplotlib import rc_context
 
-    path, sheet = Path(path), sheets.SHEETS["screen"]
+    path = Path(path)
+    sheet = sheets.SHEETS["screen"]
     ending = path.suffix.lstrip(".")
     if ending not in ENDINGS:
         raise unknown("The ending of a figure's file", ending, ENDINGS)

@@ -12,25 +12,20 @@ from lottery.runs import store
 from lottery.statistics import results, verdicts
 
 
-def figure(
-    rows: Table,
-    ax: Any = None,
-    interval: str = "range",
-    labels: Mapping[str, str] | None = None,
-) -> Any:
+def figure(rows: Table, ax: Any = None, interval: str = "range", labels: Mapping[str, str] | None = None) -> Any:
     """Draw the share of the dense network's steps that each branch takes to the dense network's lowest validation loss.
 
     Below the line at 1 a branch is faster than dense. A marker is open if a replicate never has that loss: it counts
     with the experiment's last step, ``num_steps`` in the table's ``attrs``, so the mean is a lower bound.
     """
     points = _points(rows, interval)
-    looks, ax = style.by_name(list(dict.fromkeys(rows["branch"]))), style.new_or(ax)
-    ax.axhline(1, color="0.35", linewidth=style.thick(1), linestyle="--", label="dense", zorder=1)
+    looks = style.by_name(list(dict.fromkeys(rows["branch"])))
     drawn = {branch: look for branch, look in looks.items() if (points["branch"] == branch).any()}
+    ax = style.new_or(ax)
+    style.reference(ax, 1)
     style.bounds(ax, points, drawn, "lower bound", labels)
     style.density_axis(ax, points["density"])
-    top = max(1, points["high"].max()) * 1.06
-    ax.set(ylim=(0, top), ylabel="share of the steps of dense")
+    ax.set(ylim=(0, max(1, points["high"].max()) * 1.06), ylabel="share of the steps of dense")
     return layout.finish(ax, points, "bars", interval)
 
 
@@ -59,11 +54,8 @@ def _points(rows: Table, interval: str) -> Table:
     if trained.empty:
         raise NothingToDraw("There is nothing to plot: no pruned round can be compared with the steps of dense.")
     reached = trained["dense_loss_step"]
-    shares = trained.assign(share=reached.fillna(rows.attrs.get("num_steps", np.nan)) / steps[steps.notna()])
-    points = style.spread(shares, ("branch", "round"), "share", interval)
-    bounds = set(zip(trained[reached.isna()]["branch"], trained[reached.isna()]["round"], strict=True))
-    places = zip(points["branch"], points["round"], strict=True)
-    return points.assign(bound=[place in bounds for place in places])
+    shares = reached.fillna(rows.attrs.get("num_steps", np.nan)) / steps[steps.notna()]
+    return style.spread(trained.assign(share=shares, bound=reached.isna()), ("branch", "round"), "share", interval)
 
 
 SPEED = Analysis(

@@ -30,7 +30,8 @@ def table(run: Path, rounds: Iterable[int] | None = None, num_bins: int = 80) ->
     """
     if num_bins < 1:
         raise LotteryError(f"num_bins must be a whole number from 1, not {num_bins!r}.")
-    starts, ends = [], {}
+    starts = []
+    ends: dict[str, tuple[float, float]] = {}
     for stored in stored_rounds(run, rounds, branches=False):
         for name, mask in stored.masks.items():
             values = stored.masked_start[name][mask]
@@ -40,7 +41,9 @@ def table(run: Path, rounds: Iterable[int] | None = None, num_bins: int = 80) ->
             ends[name] = (float(values.min(initial=low)), float(values.max(initial=high)))
     rows = []
     for (replicate, _, index, density), name, values in starts:
-        low, high = ends[name] if ends[name][0] <= ends[name][1] else (0.0, 0.0)  # no entry of it survives anywhere
+        low, high = ends[name]
+        if low > high:  # no entry of it survives anywhere
+            low, high = 0.0, 0.0
         counts, edges = np.histogram(values.astype(np.float64), num_bins, (low, high))
         bins = zip(edges[:-1], edges[1:], counts, strict=True)
         rows += [(replicate, index, density, name, low, high, count) for low, high, count in bins]
@@ -80,10 +83,10 @@ def _points(survivors: Table, weight: str | None, rounds: Iterable[int] | None) 
     part, weight = style.of_weight(survivors, weight)
     part = _merged(style.of_rounds(part, rounds, _MOST))
     kept = part.groupby(["replicate", "round"])["count"].transform("sum")
-    width, end = part["high"] - part["low"], part["high"].max()
     # A round that keeps nothing has no density.
-    part = part.assign(probability=part["count"] / kept.where(kept > 0) / width, edge=part["low"])
-    return style.spread(part.drop(columns=["low", "high"]), ("round", "edge"), "probability"), weight, end
+    probability = part["count"] / kept.where(kept > 0) / (part["high"] - part["low"])
+    points = style.spread(part.assign(probability=probability, edge=part["low"]), ("round", "edge"), "probability")
+    return points, weight, part["high"].max()
 
 
 def _merged(table: Table) -> Table:

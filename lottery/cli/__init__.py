@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from lottery.cli import analyze, comparing, drawing, experiments, output, planning, showing, tickets, train, verifying
+from lottery.cli import analyze, drawing, experiments, output, showing, tickets, train, verifying
 from lottery.cli.commands import App
 from lottery.errors import LotteryError, printable
 
@@ -20,7 +20,7 @@ app = App(
     "--json and --csv have every column.",
 )
 app.command(short_help="Run an experiment, or continue it.", cls=train.WithNames)(train.run)
-app.command(short_help="Show what would be trained.")(planning.plan)
+app.command(short_help="Show what would be trained.")(experiments.plan)
 app.command(short_help="Run a grid of experiments.")(train.sweep)
 app.command(short_help="List the runs of a folder.")(showing.ls)
 app.command(short_help="Show a run's table.")(showing.show)
@@ -28,7 +28,7 @@ app.command(short_help="Draw a figure of a run.", cls=drawing.WithKinds)(drawing
 app.command(short_help="Write an HTML page about runs.")(drawing.report)
 app.command(short_help="Recompute checksums and invariants.")(verifying.verify)
 app.command(short_help="Train controls from stored rounds.", cls=train.NamingBranches)(train.branch)
-app.command(short_help="Compare the tickets of several runs.")(comparing.compare)
+app.command(short_help="Compare the tickets of several runs.")(showing.compare)
 app.command(short_help="Compare a run with the numbers of its paper.")(showing.check)
 app.command(short_help="Export a ticket, in many formats.", cls=tickets.NamingFormats)(tickets.export)
 app.command(short_help="Remove the units that do nothing.")(tickets.compact)

@@ -1,14 +1,15 @@
-"""`lottery analyze`, `lottery plot` and `lottery report`: thin commands over the records of the analyses."""
+"""`lottery analyze`: a command for each record of `lottery.analysis.ANALYSES`."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 from typer.core import TyperGroup
 
 from lottery.cli import options, output
 from lottery.cli.commands import App
-from lottery.cli.options import All, Csv, Json, Replicate, Round, RunPath
+from lottery.cli.options import Replicate, Round, RunPath
 from lottery.errors import LotteryError
 
 if TYPE_CHECKING:
@@ -45,54 +46,44 @@ def _printing(name: str, analysis: "Analysis") -> Callable[..., None]:
         run: RunPath,
         replicate: Replicate = None,
         round: Round = None,
-        as_json: Json = False,
-        as_csv: Csv = False,
-        every: All = False,
+        every: Annotated[bool, Option("--all", help="Print every row, not a summary.")] = False,
+        *,
+        as_data: output.AsData,
     ) -> None:
         rows = options.selected(analysis.table(run), replicate, round)
         if rows.empty:
             raise LotteryError(f"No round of {str(run)!r} is complete yet.")
-        if as_json or as_csv or every:
-            output.rows(rows, as_json, as_csv)
+        if as_data or every:
+            output.rows(rows, as_data)
             return
         rows = analysis.printed(rows) if analysis.printed else rows
         keys = [key for key in ("branch", "round", "density", "weight", *analysis.keys) if key in rows]
         output.means(rows, keys, analysis.columns, count="replicates", leave_out=analysis.leave_out)
 
-    def without_all(
-        run: RunPath, replicate: Replicate = None, round: Round = None, as_json: Json = False, as_csv: Csv = False
-    ) -> None:
-        printing(run, replicate, round, as_json, as_csv)
-
-    command = printing if analysis.printed else without_all
-    command.__name__, command.__doc__ = name, analysis.help
-    return command
+    printing.__name__, printing.__doc__ = name, analysis.help
+    return printing
 
 
 def connectivity(
     run: RunPath,
     rounds: Annotated[
-        str,
-        typer.Option(help="Rounds, such as 0,7; 0 is dense. By default every complete round.", metavar="NUMBERS"),
+        str, Option(help="Rounds, such as 0,7; 0 is dense. By default every complete round.", metavar="NUMBERS")
     ] = "",
     steps: Annotated[
         str,
-        typer.Option(
+        Option(
             help="Steps to train siblings from, such as 0,500; by default the run's rewind step.", metavar="NUMBERS"
         ),
     ] = "",
     replicate: Replicate = None,
-    points: Annotated[
-        int,
-        typer.Option(min=3, help="Points on the line, ends included; a finer stored line stays.", metavar="NUMBER"),
-    ] = 30,
+    points: Annotated[int, Option(min=3, help="Points on the line, ends included; a finer stored line stays.")] = 30,
     recompute: Annotated[
-        bool, typer.Option("--recompute-batch-norm", help="Recompute BatchNorm statistics at each point.")
+        bool, Option("--recompute-batch-norm", help="Recompute BatchNorm statistics at each point.")
     ] = False,
     import_code: options.ImportCode = False,
     checkpoint_every: options.CheckpointEvery = "60s",
-    as_json: Json = False,
-    as_csv: Csv = False,
+    *,
+    as_data: output.AsData,
 ) -> None:
     """Train siblings of a round with another order of the data, and measure the error on the line between them.
 
@@ -106,7 +97,8 @@ def connectivity(
     from lottery.pipeline.prepared import Ingredients
     from lottery.runs.siblings import STORED
 
-    often, line = options.every(checkpoint_every), Line(points, recompute)
+    often = options.every(checkpoint_every)
+    line = Line(points, recompute)
     chosen, starts = options.numbers("--rounds", rounds), options.numbers("--steps", steps)
     with options.stoppable() as should_stop:
         execution = session.Execution(checkpoint_every=often, should_stop=should_stop)
@@ -114,8 +106,8 @@ def connectivity(
         connecting.connect(run, chosen, starts, replicate, line, trusted, execution)
     analysis = ANALYSES["connectivity"]
     barriers = analysis.table(run)
-    if as_json or as_csv:
-        output.rows(barriers, as_json, as_csv)
+    if as_data:
+        output.rows(barriers, as_data)
         return
     keys = ["batch_norm", "round", "density", "step", "split"]
     if set(barriers["batch_norm"]) == {STORED}:  # as of every model without BatchNorm
@@ -129,10 +121,10 @@ def overlap(
     runs: options.RunPaths,
     round: Round = None,
     matched: Annotated[
-        bool, typer.Option("--matched", help="Also after matching hidden units by permutation; for chains of layers.")
+        bool, Option("--matched", help="Also after matching hidden units by permutation; for chains of layers.")
     ] = False,
-    as_json: Json = False,
-    as_csv: Csv = False,
+    *,
+    as_data: output.AsData,
 ) -> None:
     """Compare the masks of replicates, or of several runs, with each other and with chance.
 
@@ -144,11 +136,12 @@ def overlap(
     analysis = ANALYSES["overlap"]
     chosen = plots.last_common_round(runs[0]) if round is None else round
     found = analysis.table(runs, chosen, matched=matched)
-    if as_json or as_csv:
-        output.rows(found, as_json, as_csv)
+    if as_data:
+        output.rows(found, as_data)
         return
     keys = ("of", "round", "weight") if len(runs) > 1 else ("round", "weight")
-    columns = (*analysis.columns, *(("matched_overlap", "matched_chance") if matched else ()))
+    # Columns without any value are not printed.
+    columns = (*analysis.columns, "matched_overlap", "matched_chance")
     output.means(found.assign(of=overlaps.pairs(found)), keys, columns, count="pairs")
     output.say(
         "overlap: intersection over union of two masks, the mean over pairs.",

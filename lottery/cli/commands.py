@@ -1,5 +1,8 @@
-"""What a command's help looks like: what to type, and names that are read only when the help is shown."""
+"""What a command's help looks like, and the groups of options that several commands share."""
 
+import dataclasses
+import functools
+import inspect
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -48,8 +51,34 @@ class App(typer.Typer):
         )
 
     def command(self, name: str | None = None, *, cls: Any = Command, **options: Any) -> Any:
-        """Add a command."""
-        return super().command(name, cls=cls, **options)
+        """Add a command, whose parameters may be dataclasses of arguments and options."""
+        add = super().command(name, cls=cls, **options)
+        return lambda command: add(_ungrouped(command))
+
+
+def _ungrouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command that takes the fields of dataclasses in their place, since Typer knows no groups of options."""
+    groups: dict[str, type[Any]] = {}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        kind = parameter.annotation
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            groups[name] = kind
+            parameters += inspect.signature(kind).parameters.values()
+        else:
+            parameters.append(parameter)
+
+    @functools.wraps(command)
+    def ungrouped(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in dataclasses.fields(group)})
+        command(**given)
+
+    # By keyword, as Typer calls, so that a parameter without a default may come after one with a default.
+    named = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+    ungrouped.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined] (typer reads it)
+    ungrouped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return ungrouped
 
 
 def naming(read: Callable[[], Iterable[str]]) -> type[Command]:

@@ -1,9 +1,11 @@
 """The commands that draw: plot and report."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from lottery.cli import commands, options
 from lottery.cli.options import Replicate, Round, RunPath
@@ -19,54 +21,86 @@ def _kinds() -> list[tuple[str, str]]:
 WithKinds = commands.listing("Kinds", _kinds)
 
 
-def plot(
-    run: RunPath,
-    kind: Annotated[str, typer.Option(help="The figure to draw, of the kinds below.")] = "accuracy",
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="The file; png, svg or pdf. By default KIND.png in the run's folder, in paper style KIND.pdf."
-        ),
-    ] = None,
-    style: Annotated[
-        str, typer.Option(metavar="STYLE", help="The size of letters, lines and figure: screen, paper or slides.")
-    ] = "screen",
-    width: Annotated[
-        float | None,
-        typer.Option(metavar="INCHES", help="The width; by default 7.2 on the screen, 5.5 in a paper, 10 on slides."),
-    ] = None,
-    title: Annotated[
-        str | None,
-        typer.Option(help="Above the figure. By default what is seen and the run's name; none in a paper."),
-    ] = None,
-    caption: Annotated[
-        bool, typer.Option("--caption", help="Print a LaTeX caption: what is shown, n, and what the bars are.")
-    ] = False,
-    replicate: Replicate = None,
-    round: Round = None,
-    rounds: Annotated[str, typer.Option(help="For kinds that draw some rounds: these rounds, such as 0,7,15.")] = "",
-    weight: Annotated[str, typer.Option(help="For initial_weights, degrees and overlap: this weight.")] = "",
-    full: Annotated[bool, typer.Option("--full", help="For accuracy and learning_curves: the whole range.")] = False,
+@dataclass(frozen=True)
+class Drawn:
+    """Options of some kinds of figures: what is drawn, and how."""
+
+    rounds: Annotated[str, Option(help="For kinds that draw some rounds: these rounds, such as 0,7,15.")] = ""
+    weight: Annotated[str, Option(help="For initial_weights, degrees and overlap: this weight.")] = ""
+    full: Annotated[bool, Option("--full", help="For accuracy and learning_curves: the whole range.")] = False
     interval: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="INTERVAL",
             help="Bars and bands: range (lowest to highest) or t (95 % interval of the mean; usual in paper style).",
         ),
-    ] = "",
+    ] = ""
     label: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=TEXT", help='Call a branch so in the legend: --label random_mask="random mask".'),
-    ] = None,
-    axis: Annotated[
-        str, typer.Option(metavar="UNIT", help="Label densities and accuracies as fraction or percent.")
-    ] = "fraction",
+        Option(metavar="NAME=TEXT", help='Call a branch so in the legend: --label random_mask="random mask".'),
+    ] = None
     by: Annotated[
         str,
-        typer.Option(
+        Option(
             help="For accuracy: against density, or against cost: the computation of all trainings a network takes."
         ),
-    ] = "",
+    ] = ""
+
+    def of(self, kind: str) -> dict[str, Any]:
+        """Return those that are given, or raise `LotteryError` if the kind does not take one."""
+        from lottery import plots
+
+        given = {
+            "rounds": options.numbers("--rounds", self.rounds),
+            "weight": self.weight,
+            "full": self.full,
+            "interval": self.interval,
+            "labels": self._labels(),
+            "by": self.by,
+        }
+        chosen = {name: value for name, value in given.items() if value}
+        for name in chosen:
+            if name not in plots.options_of(kind):
+                fitting = ", ".join(other for other in plots.kinds() if name in plots.options_of(other))
+                name = "label" if name == "labels" else name
+                raise LotteryError(f"--{name} does not go with the kind {kind!r}, but with {fitting}.")
+        return chosen
+
+    def _labels(self) -> dict[str, str]:
+        pairs = [word.partition("=") for word in self.label or []]
+        for name, equals, text in pairs:
+            if not (name and equals and text):
+                raise LotteryError(f"--label must be NAME=TEXT, such as random_mask='random mask', not {name!r}.")
+        return {name: text for name, _, text in pairs}
+
+
+def plot(
+    run: RunPath,
+    kind: Annotated[str, Option(help="The figure to draw, of the kinds below.")] = "accuracy",
+    out: Annotated[
+        Path | None,
+        Option(help="The file; png, svg or pdf. By default KIND.png in the run's folder, in paper style KIND.pdf."),
+    ] = None,
+    style: Annotated[
+        str, Option(metavar="STYLE", help="The size of letters, lines and figure: screen, paper or slides.")
+    ] = "screen",
+    width: Annotated[
+        float | None,
+        Option(metavar="INCHES", help="The width; by default 7.2 on the screen, 5.5 in a paper, 10 on slides."),
+    ] = None,
+    title: Annotated[
+        str | None, Option(help="Above the figure. By default what is seen and the run's name; none in a paper.")
+    ] = None,
+    caption: Annotated[
+        bool, Option("--caption", help="Print a LaTeX caption: what is shown, n, and what the bars are.")
+    ] = False,
+    axis: Annotated[
+        str, Option(metavar="UNIT", help="Label densities and accuracies as fraction or percent.")
+    ] = "fraction",
+    replicate: Replicate = None,
+    round: Round = None,
+    *,
+    drawn: Drawn,
 ) -> None:
     """Draw a figure of a run to a file, and print its path.
 
@@ -74,21 +108,12 @@ def plot(
     Examples: lottery plot runs/NAME --kind inputs --rounds 0,7,15;
     lottery plot runs/NAME --style paper --out accuracy.pdf --caption > caption.tex
     """
-    # Over fifty lines, since its options take thirty.
     from lottery import plots
     from lottery.figures import sheets
     from lottery.runs import store
 
     sheet = sheets.named(style)
-    wanted = {
-        "rounds": options.numbers("--rounds", rounds),
-        "weight": weight,
-        "full": full,
-        "interval": interval,
-        "labels": options.assigned("--label", label or []),
-        "by": by,
-    }
-    chosen = _fitting(kind, {name: value for name, value in wanted.items() if value})
+    chosen = drawn.of(kind)
     table = _read(run, kind, replicate, round, chosen.get("rounds"))
     if "replicate" in plots.options_of(kind) and replicate is not None:
         chosen["replicate"] = replicate
@@ -102,18 +127,6 @@ def plot(
         print(text)
 
 
-def _fitting(kind: str, chosen: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a kind of figure, or raise `LotteryError` and name the kinds that take an option."""
-    from lottery import plots
-
-    for name in chosen:
-        if name not in plots.options_of(kind):
-            fitting = ", ".join(other for other in plots.kinds() if name in plots.options_of(other))
-            name = "label" if name == "labels" else name
-            raise LotteryError(f"--{name} does not go with the kind {kind!r}, but with {fitting}.")
-    return chosen
-
-
 def _read(run: Path, kind: str, replicate: int | None, round: int | None, rounds: list[int] | None) -> Any:
     """Read what a kind of figure draws: some analyses read one round, of others a round's rows are chosen."""
     import inspect
@@ -122,7 +135,7 @@ def _read(run: Path, kind: str, replicate: int | None, round: int | None, rounds
 
     if not rounds and round is not None:
         rounds = [round]
-    table = plots.read(run, kind, round=round, rounds=rounds or None)
+    table = plots.read(run, kind, round=round, rounds=rounds)
     reads_a_round = "round" in inspect.signature(plots.kinds()[kind].table).parameters
     return options.selected(table, replicate, None if reads_a_round else round)
 
@@ -131,10 +144,10 @@ def report(
     runs: options.RunPaths,
     out: Annotated[
         Path | None,
-        typer.Option(help="The page; .html. By default report.html in the first run's folder.", metavar="FILE"),
+        Option(help="The page; .html. By default report.html in the first run's folder.", metavar="FILE"),
     ] = None,
     tolerance: options.Tolerance = None,
-    author: Annotated[str, typer.Option(help="Who made the runs, to be named on the page.")] = "",
+    author: Annotated[str, Option(help="Who made the runs, to be named on the page.")] = "",
 ) -> None:
     """Write one HTML page about a run, or about several side by side, that fetches nothing and can be mailed.
 

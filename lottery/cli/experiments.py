@@ -1,24 +1,33 @@
-"""The commands about the experiments that come with the package."""
+"""The commands about experiments: which come with the package, and what one would train."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from lottery.cli import options, output
 from lottery.cli.commands import App
+from lottery.errors import LotteryError
+from lottery.formatting import number, percent
+from lottery.grids import Table
+
+if TYPE_CHECKING:
+    from lottery import config
 
 app = App(help="Experiments that come with the package.")
 
+Name = Annotated[str, Argument(help="A name from `experiments ls`.", metavar="NAME")]
+
 
 @app.command("ls", short_help="List the experiments.")
-def ls(as_json: options.Json = False, as_csv: options.Csv = False) -> None:
+def ls(as_data: output.AsData) -> None:
     """List the experiments, the default first: paper and figure that each reproduces, data, and network."""
     from lottery.pipeline import presets
 
     rows = presets.listed()
-    if as_json or as_csv:
-        output.rows(rows, as_json, as_csv)
+    if as_data:
+        output.rows(rows, as_data)
         return
     columns = ("name", "paper", "figure", "data", "model")
     output.rows([{column: row[column] for column in columns} for row in rows])
@@ -29,7 +38,7 @@ def ls(as_json: options.Json = False, as_csv: options.Csv = False) -> None:
 
 
 @app.command("show", short_help="Print an experiment.")
-def show(name: options.ExperimentName) -> None:
+def show(name: Name) -> None:
     """Print an experiment, with what it reproduces, how long it takes and the numbers to expect."""
     from lottery.pipeline import presets
 
@@ -38,10 +47,128 @@ def show(name: options.ExperimentName) -> None:
 
 @app.command("cp", short_help="Copy an experiment, to change it.")
 def cp(
-    name: options.ExperimentName,
-    to: Annotated[Path | None, typer.Argument(help="File or folder; by default here.", metavar="[TO]")] = None,
+    name: Name, to: Annotated[Path | None, Argument(help="File or folder; by default here.", metavar="[TO]")] = None
 ) -> None:
     """Copy an experiment, to change it."""
     from lottery.pipeline import presets
 
     print(presets.copied(name, to or Path()))
+
+
+@dataclass(frozen=True)
+class Power:
+    """What the verdicts are to show, and how surely."""
+
+    difference: Annotated[
+        float | None,
+        Option(
+            help="The true ticket − dense to be found; by default 0, or the means of the run of --from.",
+        ),
+    ] = None
+    std: Annotated[
+        float | None,
+        Option(min=0, help="Standard deviation of ticket − dense between replicates."),
+    ] = None
+    pilot: Annotated[
+        Path | None,
+        Option("--from", metavar="RUN", help="Instead of --std: a run that estimates it, and is not used again."),
+    ] = None
+    power: Annotated[
+        float, Option(metavar="FRACTION", help="The probability with which the difference is to be shown.")
+    ] = 0.8
+    tolerance: options.Tolerance = None
+
+    def check(self) -> None:
+        """Raise `LotteryError` if options do not go together."""
+        if self.std is not None and self.pilot is not None:
+            raise LotteryError("Use --std or --from, not both.")
+        if not 0 < self.power < 1:
+            raise LotteryError(f"--power must be between 0 and 1, not {self.power:g}.")
+
+    def needed(self, rows: Table, planned: "config.Experiment") -> tuple[Table, list[str]]:
+        """Add to the rows of a plan how many replicates it takes, if that can be told, and explain the columns."""
+        from lottery.statistics import pilot, results, verdicts
+        from lottery.statistics.metric import ACCURACY, metric_of
+
+        metric = ACCURACY if self.pilot is None else metric_of(results.table(self.pilot))
+        rule = verdicts.rule_for(planned, self.tolerance, metric)
+        if self.std is None and self.pilot is None:
+            return rows, ["--std NUMBER or --from RUN also says how many replicates the verdicts need."]
+        difference = self.difference
+        if difference is None and self.pilot is None:
+            difference = 0.0
+        true = "the difference" if difference is not None else "the run's difference"
+        rows = pilot.needed(rows, planned, rule, self.power, difference=difference, std=self.std, pilot=self.pilot)
+        unit = "loss, in per cent of the loss of dense" if metric.is_loss else "accuracy, in percentage points"
+        return rows, [
+            f"Replicates: of a new run, to show with a power of {100 * self.power:g} % that a round is matching if "
+            f"{true} is true; empty where more than 1,000 would not. For all rounds: to show it for all "
+            f"{planned.prune.num_rounds} rounds at once, whatever the others show.",
+            "Fix the number before, in run.num_replicates, and take a seed that no earlier run has (run.seed).",
+            f"Difference and std: of the test {unit}.",
+        ]
+
+
+def plan(
+    changed: options.Changed,
+    power: Power,
+    no_time: Annotated[
+        bool, Option("--no-time", help="Do not measure how long it takes: start no training at all.")
+    ] = False,
+    import_code: options.ImportCode = False,
+    *,
+    as_data: output.AsData,
+) -> None:
+    """Show what an experiment would train, how long that takes here, and how many replicates its verdicts need.
+
+    For the time, the dense network is trained for some seconds, and thrown away.
+
+    Examples: lottery plan run.num_replicates=10; lottery plan lenet_mnist --difference 0.005 --std 0.003;
+    lottery plan --from runs/NAME
+    """
+    from lottery import config
+    from lottery.pipeline import environment, onednn, preview
+    from lottery.runs import store
+
+    power.check()
+    source: Any
+    source, overriding = changed.read()
+    if source is None and power.pilot is not None:
+        source = store.read_experiment(power.pilot).model_dump(mode="json")
+    planned = config.load(source, overriding)
+    onednn.begin({}, [planned.model.name])
+    environment.num_threads()  # imports TensorFlow without its start-up messages
+    imports = import_code or config.names_network(overriding)
+    rows = preview.rounds(planned, power.pilot, imports)
+    notes = preview.sentences(planned, int(rows["num_kept"].iloc[0]))
+    rows, explained = power.needed(rows, planned)
+    if as_data:
+        output.rows(rows, as_data)
+        return
+    output.rows(_as_texts(rows))
+    output.say(*notes, *explained)
+    if not no_time:
+        output.say(_time(planned, imports))
+
+
+def _time(planned: "config.Experiment", imports: bool) -> str:
+    from rich.console import Console
+
+    from lottery.pipeline import rehearsal
+
+    with Console(stderr=True).status("Measuring how long a step takes"):
+        try:
+            return rehearsal.sentence(planned, imports)
+        except LotteryError as error:
+            return f"How long it takes is not known: {error}"
+
+
+def _as_texts(rows: Table) -> Table:
+    """Format the numbers of a plan; a number that is not known is an empty cell."""
+    shown = {"density": rows["density"].map(percent)}
+    for key in rows.columns.intersection(["replicates", "for_all_rounds"]):
+        shown[key] = rows[key].map(lambda value: number(value, ",.0f"))
+    for key, form in (("difference", "+.2f"), ("std", ".2f")):
+        if key in rows:
+            shown[key] = rows[key].map(lambda value, form=form: number(100 * value, form))
+    return rows.assign(**shown)

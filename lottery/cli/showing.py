@@ -1,19 +1,23 @@
-"""The commands that show runs: ls, show and check."""
+"""The commands that show what runs have found: ls, show, compare and check."""
 
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from lottery.cli import output, summaries
-from lottery.cli.options import Csv, Json, Out, Replicate, Round, RunPath, Tolerance, selected
+from lottery import formatting
+from lottery.cli import options, output
+from lottery.cli.options import Out, Replicate, Round, RunPath, Tolerance
 from lottery.errors import LotteryError, unknown
 
 INTERVALS = SEEDS, TWO_WAY = "seeds", "two_way"
 
 
-def ls(out: Out = Path("runs"), as_json: Json = False, as_csv: Csv = False) -> None:
+def ls(out: Out = Path("runs"), *, as_data: output.AsData) -> None:
     """List the runs of a folder."""
     from lottery.runs import store
 
@@ -28,27 +32,23 @@ def ls(out: Out = Path("runs"), as_json: Json = False, as_csv: Csv = False) -> N
         row = {"run": str(path), "data": experiment.data.name, "model": experiment.model.name}
         row |= {"replicates": experiment.run.num_replicates, "rounds": experiment.prune.num_rounds + 1}
         rows.append(row | {"networks_stored": stored, "networks_wanted": wanted})
-    if not rows and not (as_json or as_csv):
+    if not rows and not as_data:
         output.say(f"There are no runs in {str(out)!r}; `lottery run` makes one.", file=sys.stderr)
         return
-    output.rows(rows, as_json, as_csv, leave_out=("model", "data", "rounds"))
+    output.rows(rows, as_data, leave_out=("model", "data", "rounds"))
 
 
 def show(
     run: RunPath,
-    as_json: Json = False,
-    as_csv: Csv = False,
+    as_data: output.AsData,
     replicate: Replicate = None,
     round: Round = None,
     tolerance: Tolerance = None,
-    long: Annotated[
-        bool, typer.Option("--long", help="All columns, what they mean, and what limits the verdict.")
-    ] = False,
+    long: Annotated[bool, Option("--long", help="All columns, what they mean, and what limits the verdict.")] = False,
     interval: Annotated[
         str,
-        typer.Option(
-            help="Over seeds, for this test set; or two_way, for other test examples too.",
-            metavar="|".join(INTERVALS),
+        Option(
+            help="Over seeds, for this test set; or two_way, for other test examples too.", metavar="|".join(INTERVALS)
         ),
     ] = SEEDS,
 ) -> None:
@@ -66,36 +66,190 @@ def show(
     if interval == TWO_WAY:
         if replicate is not None:
             raise LotteryError("--replicate does not go with --interval two_way, which is over replicates.")
-        _show_two_way(run, round, tolerance, as_json, as_csv)
+        _show_two_way(run, round, metric.ACCURACY.tolerance if tolerance is None else tolerance, as_data)
         return
-    rows = selected(results.table(run), replicate, None)
-    chosen = selected(rows, None, round)
-    if as_json or as_csv:
-        output.rows(chosen, as_json, as_csv)
-    else:
-        summaries.show(run, rows, tolerance, round, long)
-        if not metric.metric_of(rows).is_loss:
-            output.say(*metric.too_fine(tolerance, two_way.num_examples(run)))
-
-
-def _show_two_way(run: Path, round: int | None, tolerance: float | None, as_json: bool, as_csv: bool) -> None:
-    """Print ticket − dense with intervals over seeds and test examples."""
-    from lottery.statistics import metric, two_way
-
-    tolerance = metric.ACCURACY.tolerance if tolerance is None else tolerance
-    every = two_way.table(run, tolerance)
-    if every.empty and not (as_json or as_csv):
-        output.say(f"No pruned round of {run} can be compared with dense yet.")
+    rows = options.selected(results.table(run), replicate, None)
+    chosen = options.selected(rows, None, round)
+    if as_data:
+        output.rows(chosen, as_data)
         return
-    found = selected(every, None, round)
-    if as_json or as_csv:
-        output.rows(found, as_json, as_csv)
-    else:
-        summaries.show_two_way(found, tolerance, two_way.sentences(every))
+    show_run(run, rows, tolerance, round, long)
+    if not metric.metric_of(rows).is_loss:
         output.say(*metric.too_fine(tolerance, two_way.num_examples(run)))
 
 
-def check(run: RunPath, as_json: Json = False, as_csv: Csv = False) -> None:
+def show_run(run: Path, rows: Any, tolerance: float | None, round: int | None = None, long: bool = False) -> None:
+    """Print a run's verdict in a line, and its tables, with a verdict for each round.
+
+    The tables may be of one round alone; the verdict is of all. At length, they have all columns, each explained, and
+    sentences on what limits the verdict.
+    """
+    from lottery.runs import store
+    from lottery.statistics import results, sentences, tables, verdicts
+
+    if rows.empty:
+        output.say(f"No round of {run} is complete yet.")
+        return
+    judgement = verdicts.of_run(run, rows, tolerance)
+    headline(judgement)
+    points = results.summary(rows, judgement.rule.last_step)
+    points = points if round is None else points[points["round"] == round]
+    shown = [
+        tables.rounds(judgement, points, short=not long) if (points["branch"] == store.TICKET).any() else None,
+        tables.controls(judgement, _costs_beside_alternatives(run, points), round),
+        tables.transfers(rows, points),
+    ]
+    for part in shown:
+        if part:
+            print()
+            output.grid(part, explained=long)
+    print()
+    output.say(*results.collapsed(run))
+    if long:
+        output.say(*sentences.limits(judgement))
+    else:
+        output.say(f"lottery show {run} --long explains the columns, and has more of them.")
+
+
+def headline(judgement: Any) -> None:
+    """Print the verdict on a run in a line, in its colour."""
+    from lottery.statistics import sentences
+
+    found = sentences.headline(judgement)
+    text = formatting.wrapped(found.text, formatting.columns(sys.stdout))
+    output.console().print(text, style=f"bold {output.COLOURS[found.tone]}")
+
+
+def _costs_beside_alternatives(run: Path, points: Any) -> Any:
+    """Read what each network takes, if a branch is an alternative to the ticket, with a budget of its own."""
+    from lottery.analysis import costs
+    from lottery.pruning import branches
+
+    known = [branches.find(name) for name in set(points["branch"])]
+    return costs.table(run) if any(branch and branch.kind == "alternative" for branch in known) else None
+
+
+def _show_two_way(run: Path, round: int | None, tolerance: float, as_data: output.AsData) -> None:
+    """Print ticket − dense with intervals over seeds and test examples, at both times, and what they show."""
+    from lottery.statistics import metric, tables, two_way
+
+    every = two_way.table(run, tolerance)
+    if every.empty and not as_data:
+        output.say(f"No pruned round of {run} can be compared with dense yet.")
+        return
+    found = options.selected(every, None, round)
+    if as_data:
+        output.rows(found, as_data)
+        return
+    key: Mapping[str, str] = {}
+    for measure, when in two_way.WHEN.items():
+        shown = tables.two_way(found, measure, tolerance)
+        print(f"{when}:")
+        output.grid(shown, explained=False)
+        print()
+        key = shown.key
+    output.say(*(f"{name}: {text}." for name, text in key.items()), *two_way.sentences(every))
+    output.say(*metric.too_fine(tolerance, two_way.num_examples(run)))
+
+
+@dataclass(frozen=True)
+class Summed:
+    """What several runs show together."""
+
+    aggregate: Annotated[
+        bool, Option("--aggregate", help="Sum up runs of several data sets or models: method − dense over all.")
+    ] = False
+    density: Annotated[
+        str,
+        Option(
+            help="With --aggregate: at these densities, such as 0.2,0.05; by default at all they share.",
+            metavar="FRACTIONS",
+        ),
+    ] = ""
+    by: Annotated[
+        str,
+        Option(
+            help="With --aggregate: compare tickets at each value of a key, such as prune.criterion, not controls.",
+            metavar="KEY",
+        ),
+    ] = ""
+    out: Annotated[
+        Path | None, Option(help="With --aggregate, at one --density: draw performance profiles; png, svg or pdf.")
+    ] = None
+
+
+def compare(
+    runs: Annotated[list[Path], Argument(help="Two or more runs.", metavar="RUN RUN...")],
+    as_data: output.AsData,
+    rounds: Annotated[str, Option(help="Which rounds of the first run, such as 7,15.", metavar="ROUNDS")] = "",
+    within: Annotated[
+        float, Option(help="How far apart two densities may be, as a fraction of one.", metavar="FRACTION")
+    ] = 0.05,
+    *,
+    summed: Summed,
+) -> None:
+    """Compare the tickets of several runs with those of the first, at the nearest densities, paired by replicate.
+
+    With --aggregate, runs may be of several data sets and models: it prints the interquartile mean of ticket − dense
+    and of control − dense over all of them, and probabilities of improvement, with intervals.
+    Example: lottery compare runs/mnist-* runs/cifar10-* --aggregate --density 0.2,0.05
+    """
+    if within < 0:
+        raise LotteryError(f"--within must be 0 or more, not {within}.")
+    if summed.aggregate:
+        if rounds:
+            raise LotteryError("--rounds does not go with --aggregate; --density does.")
+        _sum_up(runs, summed, within, as_data)
+        return
+    for option, value in (("--density", summed.density), ("--by", summed.by), ("--out", summed.out)):
+        if value:
+            raise LotteryError(f"{option} goes with --aggregate alone.")
+    _compare(runs, options.numbers("--rounds", rounds), within, as_data)
+
+
+def _sum_up(runs: list[Path], summed: Summed, within: float, as_data: output.AsData) -> None:
+    """Print what several runs show together, and draw it to a file."""
+    from lottery.analysis import profiles
+    from lottery.statistics import aggregates, tables
+
+    densities = options.numbers("--density", summed.density, float, "fractions, such as 0.2,0.05")
+    scores = aggregates.scores(runs, densities, summed.by, within)
+    notes = aggregates.notes(scores)
+    if not summed.by:
+        notes += aggregates.dependent(runs)
+    if summed.out is not None:
+        profiles.save(aggregates.profile(scores), summed.out)
+    found = aggregates.summary(scores)
+    _print_or_show(found, tables.aggregated(found, list(dict.fromkeys(scores["task"]))), notes, as_data)
+    if summed.out is not None:
+        print(summed.out, file=sys.stderr if as_data else sys.stdout)
+
+
+def _compare(runs: list[Path], chosen: list[int], within: float, as_data: output.AsData) -> None:
+    """Print the tickets of several runs beside those of the first, of chosen rounds or of all."""
+    from lottery.statistics import comparison, tables
+
+    named = comparison.tables(runs)
+    found = comparison.compared(named, within=within)
+    others = comparison.left_out(named, found, within)
+    missing = sorted(set(chosen) - set(found["round"]))
+    if missing:
+        shared = formatting.ranges(set(found["round"]))
+        raise LotteryError(f"The runs do not share round {missing[0]}. --rounds can be {shared}.")
+    found = found[found["round"].isin(chosen)] if chosen else found
+    _print_or_show(found, tables.compared(found, next(iter(named))), others, as_data)
+
+
+def _print_or_show(rows: Any, shown: Any, notes: list[str], as_data: output.AsData) -> None:
+    """Print rows for a program and remarks beside them, or a table of them and remarks below it."""
+    if as_data:
+        output.rows(rows, as_data)
+    else:
+        output.grid(shown)
+    output.say(*notes, file=sys.stderr if as_data else sys.stdout)
+
+
+def check(run: RunPath, as_data: output.AsData) -> None:
     """Compare a run of a published experiment with the numbers of its paper; exit status 1 if a line fails.
 
     Each number has its source: the paper, the authors' code, a third party, or a bound of our own.
@@ -103,11 +257,11 @@ def check(run: RunPath, as_json: Json = False, as_csv: Csv = False) -> None:
     from lottery.statistics import published, tables
 
     lines, notes = published.compare(run)
-    if as_json or as_csv:
-        output.rows(lines, as_json, as_csv)
+    if as_data:
+        output.rows(lines, as_data)
     else:
         output.say(published.READING)
         print()
-        output.grid(tables.published(lines, notes), has_rows=True)
+        output.grid(tables.published(lines, notes))
     if any(line["verdict"] == "fail" for line in lines):
         raise typer.Exit(1)

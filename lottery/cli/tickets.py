@@ -1,17 +1,18 @@
-"""The commands about tickets: list, show, export, compact and verify."""
+"""The commands about tickets: list, show, export and compact."""
 
 import contextlib
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from lottery.cli import output
+from lottery.cli import options, output
 from lottery.cli.commands import App, naming
-from lottery.cli.options import At, Csv, DataPath, Density, Json, OneReplicate, OneRound, RunPath, Source
 from lottery.errors import LotteryError, printable, unknown
+from lottery.grids import Grid
 
 app = App(help="The tickets of a run, and ticket files.")
 
@@ -30,7 +31,7 @@ NamingFormats = naming(_names)
 
 
 @app.command("ls", short_help="List a run's tickets.")
-def tickets_ls(run: RunPath, as_json: Json = False, as_csv: Csv = False) -> None:
+def tickets_ls(run: options.RunPath, as_data: output.AsData) -> None:
     """List a run's tickets, and which of them `best` and `smallest_matching` mean."""
     from lottery.formatting import percent
     from lottery.statistics.metric import ACCURACY, LOSS
@@ -38,22 +39,23 @@ def tickets_ls(run: RunPath, as_json: Json = False, as_csv: Csv = False) -> None
 
     found = from_run.listed(run)
     measure = LOSS if "test_loss" in found else ACCURACY
-    if not (as_json or as_csv):
-        if found.empty:
-            output.say("No pruned round is complete yet.")
-            return
-        formats = {"density": percent, f"test_{measure.what}": measure.value, "vs_dense": measure.change}
-        found = found.assign(**{name: found[name].map(how) for name, how in formats.items()})
-    output.rows(found, as_json, as_csv, leave_out=("num_kept", "vs_dense"))
-    if not (as_json or as_csv):
-        best = "lowest mean validation loss" if measure is LOSS else "highest mean validation accuracy"
-        output.say(f"also called: best has the {best}; smallest_matching is the sparsest that is shown to be matching.")
+    if as_data:
+        output.rows(found, as_data)
+        return
+    if found.empty:
+        output.say("No pruned round is complete yet.")
+        return
+    formats = {"density": percent, f"test_{measure.what}": measure.value, "vs_dense": measure.change}
+    found = found.assign(**{name: found[name].map(how) for name, how in formats.items()})
+    output.rows(found, leave_out=("num_kept", "vs_dense"))
+    best = "lowest mean validation loss" if measure is LOSS else "highest mean validation accuracy"
+    output.say(f"also called: best has the {best}; smallest_matching is the sparsest that is shown to be matching.")
 
 
 @app.command("show", short_help="Show what a ticket file holds.")
 def tickets_show(
-    file: Annotated[Path, typer.Argument(help="A ticket file.", metavar="FILE")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything in it as JSON.")] = False,
+    file: Annotated[Path, Argument(help="A ticket file.", metavar="FILE")],
+    as_json: Annotated[bool, Option("--json", help="Print everything in it as JSON.")] = False,
 ) -> None:
     """Check a ticket file and show what it holds and where it comes from; nothing in it is run."""
     from lottery import files, masks
@@ -65,36 +67,76 @@ def tickets_show(
         )
     ticket = load(file)
     if as_json:
-        counts, of = masks.num_kept(ticket.masks), ticket.provenance
-        about = {"density": ticket.density, "num_kept": ticket.num_kept, "kept": counts}
-        about |= {"has_trained": bool(ticket.trained), "architecture": ticket.architecture}
-        about |= {"metrics": ticket.metrics, "provenance": of}
+        about = {
+            "density": ticket.density,
+            "num_kept": ticket.num_kept,
+            "kept": masks.num_kept(ticket.masks),
+            "has_trained": bool(ticket.trained),
+            "architecture": ticket.architecture,
+            "metrics": ticket.metrics,
+            "provenance": ticket.provenance,
+        }
         print(json.dumps(about, indent=1))
         return
-    output.grid(ticket.layers())
+    output.grid(ticket.layers(), has_rows=False)
     for name, text in ticket.facts().items():
         output.say(f"{name + ':':14} {text}")
 
 
+@dataclass(frozen=True)
+class Choice:
+    """A ticket of a run or of a file, and where its data are."""
+
+    source: options.Source
+    round: Annotated[
+        str | None, Option(help="Round of a run: a number, best or smallest_matching.", metavar="ROUND")
+    ] = None
+    density: Annotated[
+        float | None, Option(help="Instead of --round: the round of the nearest density.", metavar="FRACTION")
+    ] = None
+    replicate: Annotated[int, Option(help="Replicate of a run, from 1.")] = 1
+    at: Annotated[str, Option(metavar="end|early_stop|budget", help="Which trained weights of a run to take.")] = "end"
+    data: Annotated[str, Option(help="A file with the data of the ticket, if they are not found.", metavar="FILE")] = ""
+
+    def load(self) -> Any:
+        """Load the ticket, and say which it is."""
+        from lottery.tickets.ticket import load
+
+        at: Any = self.at
+        round: Any = self.round
+        if round is not None and round.lstrip("-").isdecimal():
+            round = int(round)
+        ticket = load(self.source, round=round, density=self.density, replicate=self.replicate, at=at)
+        output.say(f"{ticket!r}"[1:-1], file=sys.stderr)  # without its brackets
+        return ticket
+
+    def inputs(self, ticket: Any) -> Any:
+        """Read real examples, or return None and print why there are none."""
+        from lottery.tickets import from_run
+
+        try:
+            return from_run.examples(self.source, ticket.provenance, self.data)
+        except LotteryError as error:
+            if self.data:
+                raise
+            note = f"{printable(error)} Outputs are compared on random inputs; --data FILE takes real ones."
+            output.say(f"Note: {note}", file=sys.stderr)
+            return None
+
+
 def export(
-    source: Source,
-    out: Annotated[Path, typer.Option(help="The file to write; for SavedModel or `all`, a folder.", metavar="FILE")],
+    out: Annotated[Path, Option(help="The file to write; for SavedModel or `all`, a folder.", metavar="FILE")],
     form: Annotated[
         str,
-        typer.Option(
+        Option(
             "--format",
             help="The format: {names}, or all; by default the one that the file's ending means.",
             metavar="FORMAT",
         ),
     ] = "",
-    round: OneRound = None,
-    density: Density = None,
-    replicate: OneReplicate = 1,
-    at: At = "end",
-    start: Annotated[
-        bool, typer.Option("--start", help="Export the start weights, without the trained weights.")
-    ] = False,
-    data: DataPath = "",
+    start: Annotated[bool, Option("--start", help="Export the start weights, without the trained weights.")] = False,
+    *,
+    choice: Choice,
 ) -> None:
     """Write a ticket as one file, or its network in other formats; each is loaded again and compared on real inputs.
 
@@ -104,11 +146,11 @@ def export(
     from lottery import files
 
     paths = _paths(out, form)
-    ticket = _ticket(source, round, density, replicate, at)
-    if saved := paths.get(TICKET):
+    ticket = choice.load()
+    saved = paths.pop(TICKET, None)
+    if saved:
         ticket.save(saved, trained=not start)
-    others = {name: path for name, path in paths.items() if name != TICKET}
-    done, failed = _exported(ticket, source, others, start, data) if others else ([], {})
+    done, failed = _exported(ticket, choice, paths, start) if paths else ([], {})
     if failed and form != EVERY:
         raise next(iter(failed.values()))
     if saved and not done:
@@ -119,100 +161,31 @@ def export(
         sizes = [f"{exported.num_bytes:,}", f"{exported.num_gzipped:,}"]
         compared = [f"{exported.difference:.1g}", f"{exported.agreement:.4f}"]
         lines.append([exported.form, str(exported.path), *sizes, *compared])
-    output.table(["format", "file", "bytes", "gzipped", "difference", "same class"], lines)
+    output.grid(Grid(["format", "file", "bytes", "gzipped", "difference", "same class"], lines), has_rows=False)
     output.say(
         "Each file was loaded again and compared. Difference: the largest of an output, relative to the largest "
         "output. Same class: the share of inputs with the same class. Masked entries are "
         f"{'zero' if ticket.held_at is None else 'at their held values'} in each file."
     )
-    if unseen := [exported.form for exported in done if not exported.zeros_checked]:
+    unseen = [exported.form for exported in done if not exported.zeros_checked]
+    if unseen:
         what = "zeros" if ticket.held_at is None else "held values"
         output.say(f"But the {what} could not be checked in: {', '.join(unseen)}.")
     for form, error in failed.items():
         output.say(f"Not written: {form}. {printable(error)}")
 
 
-def compact(
-    source: Source,
-    out: Annotated[Path | None, typer.Option(help="The .keras file for the smaller model.", metavar="FILE")] = None,
-    round: OneRound = None,
-    density: Density = None,
-    replicate: OneReplicate = 1,
-    at: At = "end",
-    drop_inputs: Annotated[
-        bool, typer.Option("--drop-inputs", help="Take only the inputs that some weight reads, as a flat vector.")
-    ] = False,
-    data: DataPath = "",
-) -> None:
-    """Make a ticket's trained network smaller: remove the units that do nothing, and measure the gain.
-
-    Example: lottery compact runs/NAME --density 0.02 --out small.keras
-    """
-    import numpy as np
-
-    from lottery import files
-    from lottery.pipeline import environment
-    from lottery.tickets import timing
-
-    if out is not None and out.suffix != ".keras":
-        raise LotteryError(f"--out must be a file that ends in .keras, not {str(out)!r}.")
-    paths = [] if out is None else [out]
-    if out is not None and drop_inputs:
-        paths.append(out.with_suffix(".inputs.npy"))
-    for path in paths:
-        with files.readable_errors(path):
-            if path.is_dir():
-                raise LotteryError(f"--out must be a file, not the folder {str(path)!r}.")
-    ticket = _ticket(source, round, density, replicate, at)
-    with contextlib.ExitStack() as stack:
-        # Opened first, so that a path that cannot be written is refused at once.
-        places = [stack.enter_context(files.replacing(path)) for path in paths]
-        environment.use_threads(1)  # times are measured on one thread
-        inputs = _inputs(ticket, source, data)
-        found = timing.benchmark(ticket.model(trained=ticket.trained is not None), inputs, drop_inputs)
-        _show_compacted(found)
-        if out is not None:
-            with files.readable_errors(out):
-                found.compacted.model.save(places[0])
-                if drop_inputs:
-                    np.save(places[1], found.compacted.inputs)
-    for what, path in zip(("Model", "Inputs that it takes, as positions in a flat example"), paths, strict=False):
-        print(f"{what}: {path}")
-
-
-def _ticket(source: Path, round: str | None, density: float | None, replicate: int, at: Any) -> Any:
-    from lottery.tickets.ticket import load
-
-    chosen = int(round) if round and round.lstrip("-").isdecimal() else round
-    ticket = load(source, round=chosen, density=density, replicate=replicate, at=at)
-    output.say(f"{ticket!r}"[1:-1], file=sys.stderr)  # without its brackets
-    return ticket
-
-
-def _inputs(ticket: Any, source: Path, data: str) -> Any:
-    """Read real examples, or return None and print why there are none."""
-    from lottery.tickets import from_run
-
-    try:
-        return from_run.examples(source, ticket.provenance, data)
-    except LotteryError as error:
-        if data:
-            raise
-        note = f"{printable(error)} Outputs are compared on random inputs; --data FILE takes real ones."
-        output.say(f"Note: {note}", file=sys.stderr)
-        return None
-
-
 def _exported(
-    ticket: Any, source: Path, paths: dict[str, Path], start: bool, data: str
+    ticket: Any, choice: Choice, paths: dict[str, Path], start: bool
 ) -> tuple[list[Any], dict[str, LotteryError]]:
     """Export to each path; return the exports, and by format the errors of those that failed."""
     from lottery.pipeline import environment
     from lottery.tickets import exporting
 
     environment.num_threads()  # imports TensorFlow without its start-up messages
-    inputs, done, failed, built = _inputs(ticket, source, data), [], {}, {}
+    inputs = choice.inputs(ticket)
     trained = ticket.trained is not None and not start
+    done, failed, built = [], {}, {}
     for form, path in paths.items():
         library = exporting.EXPORTS[form].library
         print(f"Writing {path}", file=sys.stderr)
@@ -247,6 +220,50 @@ def _paths(out: Path, form: str) -> dict[str, Path]:
     return {form: out}
 
 
+def compact(
+    out: Annotated[Path | None, Option(help="The .keras file for the smaller model.", metavar="FILE")] = None,
+    drop_inputs: Annotated[
+        bool, Option("--drop-inputs", help="Take only the inputs that some weight reads, as a flat vector.")
+    ] = False,
+    *,
+    choice: Choice,
+) -> None:
+    """Make a ticket's trained network smaller: remove the units that do nothing, and measure the gain.
+
+    Example: lottery compact runs/NAME --density 0.02 --out small.keras
+    """
+    import numpy as np
+
+    from lottery import files
+    from lottery.pipeline import environment
+    from lottery.tickets import timing
+
+    paths = [] if out is None else [out]
+    if out is not None and out.suffix != ".keras":
+        raise LotteryError(f"--out must be a file that ends in .keras, not {str(out)!r}.")
+    if out is not None and drop_inputs:
+        paths.append(out.with_suffix(".inputs.npy"))
+    for path in paths:
+        with files.readable_errors(path):
+            if path.is_dir():
+                raise LotteryError(f"--out must be a file, not the folder {str(path)!r}.")
+    ticket = choice.load()
+    with contextlib.ExitStack() as stack:
+        # Opened first, so that a path that cannot be written is refused at once.
+        places = [stack.enter_context(files.replacing(path)) for path in paths]
+        environment.use_threads(1)  # times are measured on one thread
+        model = ticket.model(trained=ticket.trained is not None)
+        found = timing.benchmark(model, choice.inputs(ticket), drop_inputs)
+        _show_compacted(found)
+        if out is not None:
+            with files.readable_errors(out):
+                found.compacted.model.save(places[0])
+                if drop_inputs:
+                    np.save(places[1], found.compacted.inputs)
+    for what, path in zip(("Model", "Inputs that it takes, as positions in a flat example"), paths, strict=False):
+        print(f"{what}: {path}")
+
+
 def _show_compacted(found: Any) -> None:
     """Print the sizes and times of a network before and after compaction."""
     small = found.compacted
@@ -256,7 +273,7 @@ def _show_compacted(found: Any) -> None:
     for num, (before, after) in found.seconds.items():
         times = [f"{1e3 * before:.3f}", f"{1e3 * after:.3f}", f"{after / before:.4f}"]
         lines.append(["ms for 1 example" if num == 1 else f"ms for {num:,} examples", *times])
-    output.table(["what", "before", "after", "ratio"], lines)
+    output.grid(Grid(["what", "before", "after", "ratio"], lines), has_rows=False)
     unread, taken = int(small.unread.sum()), small.inputs.size
     dropped = ", not taken any more" if taken < small.unread.size else "; --drop-inputs leaves them out"
     output.say(

@@ -4,9 +4,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from lottery.cli import commands, options, output, summaries
+from lottery.cli import commands, options, output, showing
 
 
 def _names() -> list[tuple[str, str]]:
@@ -36,14 +36,12 @@ def _names() -> list[tuple[str, str]]:
 WithNames = commands.listing("Names for KEY=VALUE", _names)
 
 
-@options.trains
 def run(
-    experiment: options.ExperimentSource = None,
-    overrides: options.Overrides = None,
+    changed: options.Changed,
     out: options.Out = Path("runs"),
     smoke: Annotated[
         bool,
-        typer.Option("--smoke", help="Smoke test: the whole experiment in seconds, on a few steps and random data."),
+        Option("--smoke", help="Smoke test: the whole experiment in seconds, on a few steps and random data."),
     ] = False,
     tolerance: options.Tolerance = None,
     *,
@@ -62,8 +60,9 @@ def run(
     from lottery.statistics import results, verdicts
 
     source: Any
-    source, overriding = options.experiment_of(experiment, overrides)
-    data, import_code = None, training.import_code or config.names_network(overriding)
+    source, overriding = changed.read()
+    import_code = training.import_code or config.names_network(overriding)
+    data = None
     with training.execution() as execution:
         if smoke:
             source, data = presets.smoke_test(config.load(source, overriding))
@@ -71,29 +70,27 @@ def run(
         ingredients = Ingredients(data=data, import_code=import_code)
         path = running.run(source, overriding, ingredients, out, execution, tolerance)
     rows = results.table(path)
-    summaries.show(path, rows, tolerance)
+    showing.show_run(path, rows, tolerance)
     try:
         print(f"Figure: {plots.save(rows, path / 'accuracy.png', title=store.read_experiment(path).name)}")
     except StorageError as error:  # of a complete run in a folder that may only be read
         output.say(f"The figure was not drawn: {error}")
     # Again, where the eye is: the tables may be longer than the screen.
-    summaries.headline(verdicts.of_run(path, rows, tolerance))
+    showing.headline(verdicts.of_run(path, rows, tolerance))
 
 
-@options.trains
 def sweep(
     file: Annotated[
-        Path, typer.Argument(help="A TOML file: an experiment with a table [sweep] of lists of values.", metavar="FILE")
+        Path, Argument(help="A TOML file: an experiment with a table [sweep] of lists of values.", metavar="FILE")
     ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="Single values, the same for every experiment.", metavar="[KEY=VALUE]..."),
+        Argument(help="Single values, the same for every experiment.", metavar="[KEY=VALUE]..."),
     ] = None,
     out: options.Out = Path("runs"),
     tolerance: options.Tolerance = None,
-    as_json: options.Json = False,
-    as_csv: options.Csv = False,
     *,
+    as_data: output.AsData,
     training: options.Training,
 ) -> None:
     """Run a grid of experiments, or continue it, and show a row for each; what they share is trained once.
@@ -111,13 +108,13 @@ def sweep(
     with training.execution() as execution:
         runs = sweeping.sweep(file, words, out, execution, tolerance, import_code)
     rows = results.of_sweep(zip(runs, (point.values for point in found), strict=True), tolerance)
-    if not (as_json or as_csv):
+    if not as_data:
         shown = {key: rows[key].map(str) for key in found[0].values}
-        differences = rows["difference_by_mean"].astype(float)
         change = (LOSS if "dense_loss" in rows else ACCURACY).change
+        differences = rows["difference_by_mean"].astype(float)
         shown["difference_by_mean"] = differences.map(change, na_action="ignore").astype(object).fillna("")
         rows = rows.astype(object).assign(**shown)
-    output.rows(rows, as_json, as_csv)
+    output.rows(rows, as_data)
 
 
 NamingBranches = commands.listing(
@@ -127,15 +124,16 @@ NamingBranches = commands.listing(
 )
 
 
-@options.trains
 def branch(
     run: options.RunPath,
-    kind: Annotated[str, typer.Argument(help="What to train: {names}.", metavar="BRANCH")],
+    kind: Annotated[str, Argument(help="What to train: {names}.", metavar="BRANCH")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="For transfer: the other data set, such as data.name=digits.", metavar="[KEY=VALUE]..."),
+        Argument(help="For transfer: the other data set, such as data.name=digits.", metavar="[KEY=VALUE]..."),
     ] = None,
-    rounds: options.Rounds = "",
+    rounds: Annotated[
+        str, Option(help="Which rounds, such as 7,15; by default every pruned round.", metavar="NUMBERS")
+    ] = "",
     replicate: options.Replicate = None,
     tolerance: options.Tolerance = None,
     *,
@@ -148,7 +146,8 @@ def branch(
     from lottery.statistics import results
 
     words = config.parse_overrides(overrides or [])
+    chosen = options.numbers("--rounds", rounds)
+    trusted = Ingredients(import_code=training.import_code)
     with training.execution() as execution:
-        chosen, trusted = options.numbers("--rounds", rounds), Ingredients(import_code=training.import_code)
         branching.branch(run, kind, chosen, words, replicate, trusted, execution)
-    summaries.show(run, results.table(run), tolerance)
+    showing.show_run(run, results.table(run), tolerance)

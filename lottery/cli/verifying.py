@@ -1,14 +1,16 @@
 """The command verify: the checksums and invariants of a run, or of a ticket file."""
 
 import contextlib
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
-from lottery.cli import output
-from lottery.cli.options import ImportCode, Source
+from lottery.cli import options, output
 from lottery.errors import LotteryError, TicketError, printable
 
 if TYPE_CHECKING:
@@ -16,24 +18,32 @@ if TYPE_CHECKING:
     from lottery.runs import verification
 
 
-def verify(
-    source: Source,
+@dataclass(frozen=True)
+class Again:
+    """What is computed and trained again, and from what."""
+
     recompute: Annotated[
-        bool,
-        typer.Option("--recompute", help="Also evaluate each network again, and draw initial weights again."),
-    ] = False,
-    retrain: Annotated[
-        int,
-        typer.Option(min=0, metavar="NUMBER", help="Also train so many networks again, chosen at random, and compare."),
-    ] = 0,
+        bool, Option("--recompute", help="Also evaluate each network again, and draw initial weights again.")
+    ] = False
+    retrain: Annotated[int, Option(min=0, help="Also train so many networks again, chosen at random, and compare.")] = 0
     data: Annotated[
         str,
-        typer.Option(
+        Option(
             help="With --recompute or --retrain: a file with the run's data, if they are not found.", metavar="FILE"
         ),
-    ] = "",
-    import_code: ImportCode = False,
-) -> None:
+    ] = ""
+    import_code: options.ImportCode = False
+
+    def ingredients(self) -> "Ingredients":
+        """Read the data, if there is a file."""
+        from lottery.data import read_npz
+        from lottery.pipeline.prepared import Ingredients
+
+        arrays = tuple(read_npz(Path(self.data)).values()) if self.data else None
+        return Ingredients(data=arrays, import_code=self.import_code)
+
+
+def verify(source: options.Source, again: Again) -> None:
     """Recompute every checksum and invariant of a run or a ticket file; exit status 1 if anything is wrong.
 
     With --recompute, it computes the losses, accuracies and predictions of the early-stop step and of the end again
@@ -43,76 +53,96 @@ def verify(
     same; on another, accuracies must be about the same.
     """
     from lottery import files
+
+    for option, value in (("--data", again.data), ("--import-code", again.import_code)):
+        if value and not (again.recompute or again.retrain):
+            raise LotteryError(f"{option} is for --recompute and --retrain only.")
+    if files.is_folder(source):
+        _verify_run(source, again)
+        return
+    for option, value in (("--recompute", again.recompute), ("--retrain", again.retrain)):
+        if value:
+            raise LotteryError(f"{option} needs the folder of a run, not the file {str(source)!r}.")
+    _verify_ticket(source)
+
+
+def _verify_run(run: Path, again: Again) -> None:
     from lottery.runs import store, verification
 
-    for option, value in (("--data", data), ("--import-code", import_code)):
-        if value and not (recompute or retrain):
-            raise LotteryError(f"{option} is for --recompute and --retrain only.")
-    if not files.is_folder(source):
-        if recompute or retrain:
-            option = "--recompute" if recompute else "--retrain"
-            raise LotteryError(f"{option} needs the folder of a run, not the file {str(source)!r}.")
-        _verify_ticket(source)
-        return
-    stored, wanted = store.progress(source, store.read_experiment(source))
+    stored, wanted = store.progress(run, store.read_experiment(run))
     if stored < wanted:
         output.say(f"The run is incomplete: {stored} of {wanted} networks are stored.")
-    num = num_wrong = 0
-    with _recomputing(source, data, import_code) if recompute else contextlib.nullcontext() as again:
-        for name, wrong in verification.verify(source, again):
-            num += 1
-            num_wrong += bool(wrong)
-            for sentence in wrong:
-                output.say(f"{name}: {sentence}")
+    with _recomputing(run, again) as recomputed:
+        results = [_told(*network) for network in verification.verify(run, recomputed)]
+    num_more = len(results) - stored  # branches that the experiment does not name, and siblings
     trained_again = ""
-    if retrain and not num_wrong:  # what is damaged cannot be trained from
-        trained_again, wrong_again = _retrain(source, retrain, data, import_code)
-        num, num_wrong = num + len(wrong_again), num_wrong + sum(wrong_again)
-    if num_wrong:
-        output.say(f"{num_wrong} of {num} are wrong.", *(again.notes if again else []))
-        if retrain and not trained_again:
+    if again.retrain and not any(results):  # what is damaged cannot be trained from
+        trained_again, of_trained = _retrain(run, again)
+        results += of_trained
+    if any(results):
+        output.say(f"{sum(results)} of {len(results)} are wrong.", *(recomputed.notes if recomputed else []))
+        if again.retrain and not trained_again:
             output.say("No network was trained again, because networks are trained from what is stored.")
         raise typer.Exit(1)
-    more = f" and {num - stored} more" if num > stored else ""
+    more = f" and {num_more} more" if num_more > 0 else ""
     output.say(f"{stored} of {wanted} networks{more} are stored; every checksum and every invariant holds.")
-    output.say(*verification.not_repeated(source, again), *verification.not_proved(again))
+    output.say(*verification.not_repeated(run, recomputed), *verification.not_proved(recomputed))
     if trained_again:
         output.say(trained_again)
 
 
-def _retrain(run: Path, num: int, data: str, import_code: bool) -> tuple[str, list[bool]]:
+def _told(name: str, sentences: list[str]) -> bool:
+    """Print what is wrong with a network, and return True if anything is."""
+    output.say(*(f"{name}: {sentence}" for sentence in sentences))
+    return bool(sentences)
+
+
+def _retrain(run: Path, again: Again) -> tuple[str, list[bool]]:
     """Train networks again; return how they were compared, and for each if it is wrong."""
     from lottery import progress
     from lottery.pipeline import retraining
 
-    networks, wrong = retraining.chosen(run, num), []
+    networks = retraining.chosen(run, again.retrain)
     with progress.shown() as on_event:
-        for name, sentences in retraining.retrained(run, networks, _ingredients(data, import_code), on_event):
-            wrong.append(bool(sentences))
-            for sentence in sentences:
-                output.say(f"{name}: {sentence}")
-    return retraining.rule(run, len(networks)), wrong
-
-
-def _ingredients(data: str, import_code: bool) -> "Ingredients":
-    from lottery.data import read_npz
-    from lottery.pipeline.prepared import Ingredients
-
-    arrays = tuple(read_npz(Path(data)).values()) if data else None
-    return Ingredients(data=arrays, import_code=import_code)
+        trained = retraining.retrained(run, networks, again.ingredients(), on_event)
+        results = [_told(*network) for network in trained]
+    return retraining.rule(run, len(networks)), results
 
 
 @contextlib.contextmanager
-def _recomputing(run: Path, data: str, import_code: bool) -> Iterator["verification.Recomputation"]:
-    """Prepare what networks are evaluated again with, and show how far that is."""
+def _recomputing(run: Path, again: Again) -> Iterator["verification.Recomputation | None"]:
+    """Prepare what networks are evaluated again with, if that is wanted.
+
+    A terminal shows how much is done in a bar, and a pipe has a line on how much there is.
+    """
+    if not again.recompute:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.table import Column
+
     from lottery.pipeline import recomputing
 
-    with output.counting() as report, recomputing.opened(run, _ingredients(data, import_code), report) as again:
-        yield again
+    console = Console(stderr=True)
+    text = TextColumn("{task.description}", table_column=Column(no_wrap=True))
+    parts = (text, BarColumn(bar_width=18), MofNCompleteColumn(), TimeRemainingColumn())
+    # What is printed meanwhile must not end up on standard error, unless both are the same terminal.
+    look = {"transient": True, "disable": not console.is_interactive, "redirect_stdout": sys.stdout.isatty()}
+    with Progress(*parts, console=console, **look) as display:
+        bar = display.add_task("starting TensorFlow", total=None)
+
+        def show(done: int, total: int, name: str) -> None:
+            display.update(bar, completed=done, total=total, description=name)
+            if display.disable and not done:
+                output.say(f"Computing {total:,} networks again.", file=sys.stderr)
+
+        with recomputing.opened(run, again.ingredients(), show) as recomputed:
+            yield recomputed
 
 
 def _verify_ticket(file: Path) -> None:
-    """Check a ticket file, and that its network can be built from it: `lottery verify FILE`."""
+    """Check a ticket file, and that its network can be built from it."""
     from lottery.models import architecture
     from lottery.pipeline import environment
     from lottery.tickets.ticket import load, shapes

@@ -107,8 +107,8 @@ def spread(table: Table, by: Sequence[str], column: str, interval: str = "range"
 
     Returns:
         A data frame with the columns of `by`, ``mean``, ``low`` and ``high`` (the ends of the bar by `INTERVALS`),
-        ``replicates`` (the number of values that are not NaN), ``of`` (the number of values) and, if the table has it,
-        the mean ``density``. An infinite interval, as of a single value, has no length here.
+        ``replicates`` (the number of values that are not NaN), ``of`` (the number of values) and, if the table has
+        them, the mean ``density``, and ``bound``, true if any is. An infinite interval, as of one value, has no length.
     """
     if interval not in INTERVALS:
         raise unknown("The interval of a plot", interval, INTERVALS)
@@ -116,6 +116,8 @@ def spread(table: Table, by: Sequence[str], column: str, interval: str = "range"
     columns = {name: (column, measure) for name, measure in measures.items()}
     if "density" in table and "density" not in by:
         columns["density"] = ("density", "mean")
+    if "bound" in table:
+        columns["bound"] = ("bound", "any")
     groups = table.groupby(list(by), as_index=False, sort=False)
     found = groups.agg(**columns)
     if interval == "t":
@@ -193,6 +195,11 @@ def bounds(
             )  # fmt: skip
     if points["bound"].any():
         ax.errorbar([], [], color="black", marker="o", markerfacecolor="white", linestyle="none", label=note)
+
+
+def reference(ax: Any, y: float, label: str = "dense", line: str = "--") -> Any:
+    """Draw a thin grey line across the axes at what others are compared with, and return it."""
+    return ax.axhline(y, color="0.35", linewidth=thick(1), linestyle=line, label=label, zorder=1)
 
 
 def band(ax: Any, x: Any, part: Table, look: BranchStyle, label: str, **options: Any) -> None:

@@ -5,8 +5,8 @@ https://arxiv.org/abs/2003.03033, appendix B, in our words. The list leaves out 
 """
 
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from lottery.report.reported import ReportedRun
 from lottery.runs import store, verification
@@ -23,159 +23,126 @@ LOSS_RISE = 0.1  # of the dense loss, likewise
 MAGNITUDES = ("magnitude", "large_final")  # criteria that prune weights by their size
 
 
-class State(NamedTuple):
-    """Whether runs have something that a paper should have."""
+class Item(NamedTuple):
+    """A line of the list: something that a paper should have, and whether runs have it."""
 
+    text: str
     done: bool
     how: str  # its place on the page or, if it is missing, how to get it
 
 
-class Item(NamedTuple):
-    """A line of the list: something that a paper should have, and its `State`."""
-
-    text: str
-    done: bool
-    how: str
-
-
 def checked(runs: Sequence[ReportedRun]) -> list[Item]:
     """Hold the list against runs: a line about results is done if all have it, one about baselines if any has it."""
-    items = [_of_all(text, runs, find) for text, find in EACH]
-    return items + [Item(text, *find(runs, *names)) for text, find, *names in ANY]
+    labels = [run.label for run in runs]
+    of_each = zip(*([*_described(run), *_measured(run)] for run in runs), strict=True)
+    return [*(_of_all(labels, items) for items in of_each), *_baselines(runs)]
 
 
-def _of_all(text: str, runs: Sequence[ReportedRun], find: Callable[[ReportedRun], State]) -> Item:
+def _of_all(labels: Sequence[str], items: Sequence[Item]) -> Item:
     """Make the line of several runs: where it stands on the page, or what the runs lack that do not have it."""
-    states = {run.label: find(run) for run in runs}
-    done = all(state.done for state in states.values())
-    labels: dict[str, list[str]] = {}
-    for label, state in states.items():
-        if state.done == done:
-            labels.setdefault(state.how, []).append(label)
-    (how, alike), *_ = labels.items()
-    if len(alike) == len(runs):
-        return Item(text, done, how)
-    return Item(text, done, "; ".join(f"{', '.join(those)}: {how}" for how, those in labels.items()))
+    done = all(item.done for item in items)
+    alike: dict[str, list[str]] = {}
+    for label, item in zip(labels, items, strict=True):
+        if item.done == done:
+            alike.setdefault(item.how, []).append(label)
+    how, first = next(iter(alike.items()))
+    if len(first) < len(labels):
+        how = "; ".join(f"{', '.join(those)}: {how}" for how, those in alike.items())
+    return Item(items[0].text, done, how)
 
 
-def _architecture(run: ReportedRun) -> State:
+def _described(run: ReportedRun) -> Iterator[Item]:
+    """Check what it takes to repeat a run."""
+    text = "The method and every hyper-parameter, enough to repeat it"
+    yield Item(text, True, "experiment.toml, under Protocol, with every value and default")
     known = run.environment.get("architecture") or {}
-    if "name" in known or "keras" in known:
-        return State(True, "under Environment; the weights and their shapes under Layers")
-    return State(False, "the run does not hold the architecture; only code of your own builds it, so describe it")
-
-
-def _data(run: ReportedRun) -> State:
+    how = "the run does not hold the architecture; only code of your own builds it, so describe it"
+    is_known = "name" in known or "keras" in known
+    if is_known:
+        how = "under Environment; the weights and their shapes under Layers"
+    yield Item("The architecture, enough to build it again", is_known, how)
     name = run.experiment.data.name
-    if name == GIVEN:
-        return State(False, "the data were passed in Python: describe them and their preprocessing")
-    return State(True, f"{name}, its digest and split, under Protocol and Environment")
+    how = "the data were passed in Python: describe them and their preprocessing"
+    if name != GIVEN:
+        how = f"{name}, its digest and split, under Protocol and Environment"
+    yield Item("The data, their split and preprocessing", name != GIVEN, how)
+    are_known = {"versions", "processor", "num_threads"} <= run.environment.keys()
+    yield Item("Libraries and hardware", are_known, "versions, processor and threads, under Environment")
 
 
-def _libraries(run: ReportedRun) -> State:
-    known = {"versions", "processor", "num_threads"} <= run.environment.keys()
-    return State(known, "versions, processor and threads, under Environment")
+def _measured(run: ReportedRun) -> Iterator[Item]:
+    """Check which results a run has, and how well they are measured."""
+    num_points = run.pruned["round"].nunique()
+    how = f"{num_points} densities below 1; the paper asks for {MANY_POINTS} or more"
+    yield Item("Five operating points or more", num_points >= MANY_POINTS, how)
+    yield Item("Densities so low that accuracy clearly falls", *_extreme(run))
+    has_value = bool(run.summary[f"{run.metric.what}_mean"].notna().all())
+    how = "under Rounds, with its change" if has_value else "the model measures no accuracy"
+    if has_value and run.metric.is_loss:
+        how = f"the {run.metric.name}, {how}"
+    yield Item("The accuracy at each point, with that of the unpruned network", has_value, how)
+    # Of the round that has the fewest.
+    tickets = run.rows[run.rows["branch"] == store.TICKET]
+    num = int(tickets.groupby("round")["replicate"].nunique().min())
+    start_alike = any(verification.same_start(run.path, number) for number in sorted(set(run.rows["replicate"]))[1:])
+    how = f"{num} replicates, each with its own initialisation and order of batches"
+    if num < 2:
+        how = "not two replicates of every round: run.num_replicates = 3 or more"
+    elif start_alike:
+        how = "the replicates start from the same weights, and differ only in the order of batches"
+    yield Item("Several runs from separate initialisations and seeds", num >= 2 and not start_alike, how)
+    all_known = bool(run.own[run.metric.early_stop].notna().all())
+    how = "mean, sample standard deviation and 95 % t interval, named wherever they are shown"
+    if num < 2:
+        how = "one replicate of a round has no spread"
+    elif not all_known:
+        how = "the model measures no accuracy"
+    yield Item("A mean, and error bars with their meaning", num >= 2 and all_known, how)
+    how = "density and compression, of prunable weights and of all parameters, under Rounds"
+    yield Item("Compression", True, how)
+    is_known = bool(run.costs["multiply_adds"].notna().all())
+    how = "multiply-adds, under Rounds" if is_known else "the multiply-adds of some weight are unknown"
+    yield Item("Theoretical speed-up, from multiply-adds", is_known, how)
 
 
-def _points(run: ReportedRun) -> State:
-    num = run.pruned["round"].nunique()
-    return State(num >= MANY_POINTS, f"{num} densities below 1; the paper asks for {MANY_POINTS} or more")
-
-
-def _extreme(run: ReportedRun) -> State:
+def _extreme(run: ReportedRun) -> tuple[bool, str]:
+    """Check if the smallest density costs a substantial part of the accuracy."""
     rounds = run.judgement.rounds
     if rounds.empty:
-        return State(False, "no pruned network can be compared with the dense network")
+        return False, "no pruned network can be compared with the dense network"
     lowest = rounds.loc[rounds["density"].idxmin(), "mean"]
     least, cost = DECLINE, f"costs less than {DECLINE:g} of accuracy"
     if run.metric.is_loss:
         least, cost = LOSS_RISE, f"raises the loss by less than {100 * LOSS_RISE:g} %"
     if lowest <= -least:
-        return State(True, f"{run.metric.difference(lowest)} at the smallest density")
-    return State(False, f"the smallest density {cost}: prune more rounds (prune.num_rounds)")
+        return True, f"{run.metric.difference(lowest)} at the smallest density"
+    return False, f"the smallest density {cost}: prune more rounds (prune.num_rounds)"
 
 
-def _accuracy(run: ReportedRun) -> State:
-    if not run.summary[f"{run.metric.what}_mean"].notna().all():
-        return State(False, "the model measures no accuracy")
-    if run.metric.is_loss:
-        return State(True, f"the {run.metric.name}, under Rounds, with its change")
-    return State(True, "under Rounds, with its change")
+def _baselines(runs: Sequence[ReportedRun]) -> Iterator[Item]:
+    """Check which baselines some run is or has."""
+    layerwise = _control(runs, "random_mask", "shuffled_mask")
+    yield Item("Random pruning with the same densities in each layer", *layerwise)
+    yield Item("Random pruning over the whole network", *_control(runs, "random_mask_global"))
+    yield Item("Magnitude pruning, layerwise", *_magnitude(runs, "layerwise"))
+    yield Item("Magnitude pruning, global", *_magnitude(runs, "global"))
 
 
-def _seeds(run: ReportedRun) -> State:
-    num = _replicates(run)
-    if num < 2:
-        return State(False, "not two replicates of every round: run.num_replicates = 3 or more")
-    if any(verification.same_start(run.path, number) for number in sorted(set(run.rows["replicate"]))[1:]):
-        return State(False, "the replicates start from the same weights, and differ only in the order of batches")
-    return State(True, f"{num} replicates, each with its own initialisation and order of batches")
-
-
-def _spread(run: ReportedRun) -> State:
-    if _replicates(run) < 2:
-        return State(False, "one replicate of a round has no spread")
-    if not run.own[run.metric.early_stop].notna().all():
-        return State(False, "the model measures no accuracy")
-    return State(True, "mean, sample standard deviation and 95 % t interval, named wherever they are shown")
-
-
-def _replicates(run: ReportedRun) -> int:
-    """Count the replicates of the round that has the fewest."""
-    tickets = run.rows[run.rows["branch"] == store.TICKET]
-    return int(tickets.groupby("round")["replicate"].nunique().min())
-
-
-def _speedup(run: ReportedRun) -> State:
-    known = bool(run.costs["multiply_adds"].notna().all())
-    return State(known, "multiply-adds, under Rounds" if known else "the multiply-adds of some weight are unknown")
-
-
-def _branch(runs: Sequence[ReportedRun], *names: str) -> State:
+def _control(runs: Sequence[ReportedRun], *names: str) -> tuple[bool, str]:
     """Look for a control with one of the names."""
     for run, name in itertools.product(runs, names):
         if name in run.controls:
             num = (run.rows["branch"] == name).sum()
             label = f" in {run.label}" if len(runs) > 1 else ""
-            return State(True, f"{name}{label}, of {num} of {len(run.pruned)} tickets, under Controls")
-    return State(False, f"lottery branch {runs[0].path.name} {names[0]}")
+            return True, f"{name}{label}, of {num} of {len(run.pruned)} tickets, under Controls"
+    return False, f"lottery branch {runs[0].path.name} {names[0]}"
 
 
-def _magnitude(runs: Sequence[ReportedRun], scope: str) -> State:
+def _magnitude(runs: Sequence[ReportedRun], scope: str) -> tuple[bool, str]:
     """Look for a run with magnitude pruning in a scope."""
     for run in runs:
         prune = run.experiment.prune
         if prune.criterion in MAGNITUDES and prune.scope == scope and prune.granularity == "weight":
             label = run.label if len(runs) > 1 else "this run itself"
-            return State(True, f"{label}: {prune.criterion}, {scope}")
-    return State(False, f'report it beside a run with prune.criterion = "magnitude" and prune.scope = "{scope}"')
-
-
-# Lines that each run must fulfil.
-EACH: tuple[tuple[str, Callable[[ReportedRun], State]], ...] = (
-    (
-        "The method and every hyper-parameter, enough to repeat it",
-        lambda run: State(True, "experiment.toml, under Protocol, with every value and default"),
-    ),
-    ("The architecture, enough to build it again", _architecture),
-    ("The data, their split and preprocessing", _data),
-    ("Libraries and hardware", _libraries),
-    ("Five operating points or more", _points),
-    ("Densities so low that accuracy clearly falls", _extreme),
-    ("The accuracy at each point, with that of the unpruned network", _accuracy),
-    ("Several runs from separate initialisations and seeds", _seeds),
-    ("A mean, and error bars with their meaning", _spread),
-    (
-        "Compression",
-        lambda run: State(True, "density and compression, of prunable weights and of all parameters, under Rounds"),
-    ),
-    ("Theoretical speed-up, from multiply-adds", _speedup),
-)
-
-# Baselines: a line for each that some run must be or have, and the names to look for.
-ANY: tuple[tuple[Any, ...], ...] = (
-    ("Random pruning with the same densities in each layer", _branch, "random_mask", "shuffled_mask"),
-    ("Random pruning over the whole network", _branch, "random_mask_global"),
-    ("Magnitude pruning, layerwise", _magnitude, "layerwise"),
-    ("Magnitude pruning, global", _magnitude, "global"),
-)
+            return True, f"{label}: {prune.criterion}, {scope}"
+    return False, f'report it beside a run with prune.criterion = "magnitude" and prune.scope = "{scope}"'

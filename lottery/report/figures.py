@@ -1,4 +1,4 @@
-"""The figures of a page about runs: each as SVG in the page's colours, with a caption and the numbers of its points."""
+"""The figures of a page about runs: as SVG in its colours, with the numbers of their points; and one that moves."""
 
 import inspect
 import math
@@ -7,11 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from lottery import plots
+from lottery.analysis import inputs
 from lottery.figures import sheets, style
 from lottery.figures.record import Analysis, NothingToDraw
 from lottery.report.reported import ReportedRun
 from lottery.runs import store
+from lottery.runs.stored import stored_rounds
 
+MOST = 150_000  # counts of the first layer on a page, of at most four characters each
 _DOTS = 72  # units of an SVG to the inch
 _WIDTH = 5.6  # inches: letters can be read in one column of a phone, and in two of a desktop
 _NAMED = re.compile(r"var\(--c-([0-9a-f]{6})\)")
@@ -60,13 +63,50 @@ def figure(table: Any, kind: str, **options: Any) -> Figure:
     """Draw the table of a kind of figure for a page; options and errors are those of `lottery.plots.drawn`."""
     drawing = plots.drawn(table, kind, width=_WIDTH, **options)
     for text in _on_cells(drawing):
-        text.set_color(_KEPT if text.get_color() == "black" else text.get_color())
+        if text.get_color() == "black":
+            text.set_color(_KEPT)
     for ground in (drawing, *drawing.axes):
         ground.patch.set_visible(False)  # the page's own shows
     with_cells = any(ax.images for ax in drawing.axes)
-    which = ", ".join(f"{name} {value}" for name, value in options.items() if type(value) in (str, int))
-    svg = _recolored(sheets.as_svg(drawing, ": ".join(filter(None, (kind.replace("_", " "), which)))), with_cells)
+    which = [f"{name} {value}" for name, value in options.items() if type(value) in (str, int)]
+    label = kind.replace("_", " ") + (f": {', '.join(which)}" if which else "")
+    svg = _recolored(sheets.as_svg(drawing, label), with_cells)
     return Figure(svg, plots.caption(table, kind, **options), panels(drawing))
+
+
+def frames(run: ReportedRun, most: int = MOST) -> dict[str, Any] | None:
+    """Gather what the first layer reads in each round, for as many replicates and rounds as a page has room.
+
+    Returns:
+        ``weight``, ``what`` ("input" or "kernel"), ``of`` (entries at each place), ``shape`` (rows and columns of an
+        image; the channels of an input are summed, those of a kernel side by side), ``channels``, and ``frames``: a
+        dict for each replicate and round, with its ``density`` and ``counts`` row by row. None if one replicate in two
+        rounds is too much.
+    """
+    first = next(stored_rounds(run.path, [0], branches=False))
+    num_places = inputs.counted(next(iter(first.masks.values())))[1].size
+    lengths = run.rows[run.rows["branch"] == store.TICKET].groupby("replicate")["round"].max() + 1
+    room = most // num_places
+    if room < 2:
+        return None
+    everything = int(lengths.sum()) <= room
+    rounds = range(int(lengths.max())) if everything else style.chosen(range(int(lengths.iloc[0])), room)
+    table = run.table("inputs", rounds=tuple(rounds))
+    if not everything:
+        table = table[table["replicate"] == lengths.index[0]]
+    found = []
+    shape: tuple[int, ...] = ()
+    for (replicate, index, density), part in table.groupby(["replicate", "round", "density"]):
+        image = inputs.image(part)
+        shape = image.shape
+        where = {"replicate": int(replicate), "round": int(index), "density": round(float(density), 4)}
+        found.append(where | {"counts": image.ravel().tolist()})
+    weight, what, of = table.iloc[0][["weight", "what", "of"]]
+    channels = int(table["channel"].max()) + 1
+    side_by_side = channels if what == inputs.KERNEL else 1
+    of = int(of) * (channels // side_by_side)
+    about = {"weight": weight, "what": what, "of": of, "shape": list(shape), "channels": side_by_side}
+    return about | {"frames": found}
 
 
 def panels(drawing: Any) -> list[dict[str, Any]]:
@@ -77,9 +117,9 @@ def panels(drawing: Any) -> list[dict[str, Any]]:
         the axes, ``title``, and ``lines``. Each line has a ``name``, a ``color``, and ``points``: the place in the
         SVG (across, down), the values on both axes and, if it has a bar or a band there, its two ends.
     """
-    drawing.set_dpi(_DOTS)
-    nested = [(ax, panel) for ax in drawing.axes for panel in (ax, *ax.child_axes)]
-    return [found for ax, panel in nested if (found := _panel(panel, ax))["lines"]]
+    drawing.set_dpi(_DOTS)  # so that places in pixels are those in the SVG
+    found = [_panel(panel, ax) for ax in drawing.axes for panel in (ax, *ax.child_axes)]
+    return [panel for panel in found if panel["lines"]]
 
 
 def colors(figures: Iterable[Figure]) -> dict[str, str]:
@@ -97,7 +137,8 @@ def _drawn(run: ReportedRun, kind: str, analysis: Analysis, branches: Sequence[s
     if "branch" in table:
         table = table[table["branch"].isin(branches)]
     views = analysis.views(table) if analysis.views else [{}]
-    readable, found = inspect.signature(analysis.table).parameters, []
+    readable = inspect.signature(analysis.table).parameters
+    found = []
     for options in views:
         reading = {name: value for name, value in options.items() if name in readable}
         options = {name: value for name, value in options.items() if name in plots.options_of(kind)}
@@ -110,7 +151,8 @@ def _panel(ax: Any, around: Any) -> dict[str, Any]:
     """Read a panel; what it has no name for is named by the axes around it."""
     from matplotlib.colors import to_hex
 
-    top, box = ax.figure.bbox.height, ax.get_window_extent()
+    top = ax.figure.bbox.height
+    box = ax.get_window_extent()
     lines = []
     for name, line, ends in _lines(ax):
         points = []
@@ -143,6 +185,7 @@ def _lines(ax: Any) -> Iterator[tuple[str, Any, dict[float, tuple[float, float]]
     for line in ax.lines:
         if line.get_label().startswith("_") or not all(line.get_transform().contains_branch_seperately(ax.transData)):
             continue
+        # Matplotlib does not say which band belongs to a line: it has its colour, and its ends are around the points.
         # In steps, a band has two pairs of ends at each place.
         some = ax.collections if line.get_drawstyle() == "default" else ()
         color = to_rgb(line.get_color())
@@ -190,9 +233,9 @@ def _recolored(svg: str, with_cells: bool) -> str:
 
         def name(found: re.Match[str]) -> str:
             what, color = found[1], found[2].lower()
-            stays = (
-                color in ("ffffff", _KEPT[1:]) if is_text else with_cells and (what == "fill" or not _is_grey(color))
-            )
+            stays = with_cells and (what == "fill" or not _is_grey(color))
+            if is_text:
+                stays = color in ("ffffff", _KEPT[1:])
             return found[0] if stays else f"{what}: var(--c-{color})"
 
         return re.sub(r"\b(fill|stroke): #([0-9a-fA-F]{6})\b", name, element[0])

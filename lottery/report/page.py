@@ -13,26 +13,21 @@ from typing import Any
 from lottery import config, files
 from lottery.analysis import connectivity
 from lottery.errors import LotteryError
-from lottery.report import checklist, figures, first_layer, reported, tables
+from lottery.report import checklist, figures, reported, tables
 from lottery.report.reported import ReportedRun
 from lottery.statistics import results, sentences
 
 _PARTS = {ending: Path(__file__).with_name(f"report.{ending}") for ending in ("html.jinja", "css", "js")}
 
 
-def write(
-    runs: Sequence[str | Path],
-    out: str | Path,
-    tolerance: float | None = None,
-    author: str = "",
-) -> Path:
+def write(runs: Sequence[str | Path], out: str | Path, tolerance: float | None = None, author: str = "") -> Path:
     """Write the page about runs, complete or not, side by side if there are several, and return its path.
 
     Args:
         runs: The runs' folders.
         out: The file, ending in ``.html``; it is written whole or not at all.
         tolerance: What a matching ticket may lose; see `lottery.api.Run.verdict`.
-        author: Who made the runs; the page names no author by default.
+        author: Who made the runs; by default the page names nobody.
 
     Raises:
         LotteryError: A folder is no run or has no complete round, or the file cannot be written.
@@ -52,21 +47,22 @@ def render(runs: Sequence[ReportedRun], author: str = "") -> str:
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     parts = {ending: path.read_text(encoding="utf-8") for ending, path in _PARTS.items()}
-    several = len(runs) > 1
     chapters = [_chapter(run, f"run-{place}", author) for place, run in enumerate(runs, 1)]
-    together = [figures.together(runs)] if several else []
-    shown = [*together]
-    for chapter in chapters:
-        shown += itertools.chain.from_iterable(chapter["figures"].values())
+    together, side_by_side, same_rounds = [], None, []
+    if len(runs) > 1:
+        together = [figures.together(runs)]
+        side_by_side = tables.side_by_side(runs)
+        same_rounds = tables.same_rounds(runs)
+    by_kind = [of_kind for chapter in chapters for of_kind in chapter["figures"].values()]
     return environment.from_string(parts["html.jinja"]).render(
         title=" · ".join(run.label for run in runs),
         style=parts["css"],
         script=parts["js"],
         script_sha256=base64.b64encode(hashlib.sha256(parts["js"].encode()).digest()).decode(),
-        colors=figures.colors(shown),
+        colors=figures.colors(itertools.chain(together, *by_kind)),
         chapters=chapters,
-        side_by_side=tables.side_by_side(runs) if several else None,
-        same_rounds=tables.same_rounds(runs) if several else [],
+        side_by_side=side_by_side,
+        same_rounds=same_rounds,
         together=together,
         checklist=checklist.checked(runs),
         leaves_out=checklist.LEAVES_OUT,
@@ -91,7 +87,7 @@ def _chapter(run: ReportedRun, anchor: str, author: str) -> dict[str, Any]:
         "tables": tables.of_run(run),
         "figures": drawn,
         "missing": missing,
-        "first_layer": first_layer.frames(run),
+        "first_layer": figures.frames(run),
         "connectivity": connectivity.sentences(run.table("instability")),
         "architecture": json.dumps(architecture, indent=1) if "keras" in architecture else "",
         "protocol": config.dump(run.experiment),

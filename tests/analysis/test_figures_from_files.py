@@ -142,13 +142,13 @@ def _of_the_network(table):
 
 
 def _transposed(patch, kind):
-    original = inputs._image
-    patch.setattr(inputs, "_image", lambda *args: original(*args).T)
+    original = inputs.image
+    patch.setattr(inputs, "image", lambda *args: original(*args).T)
 
 
 def _upside_down(patch, kind):
-    original = inputs._image
-    patch.setattr(inputs, "_image", lambda *args: original(*args)[::-1])
+    original = inputs.image
+    patch.setattr(inputs, "image", lambda *args: original(*args)[::-1])
 
 
 def _at_the_last_step(patch, kind):

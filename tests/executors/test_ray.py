@@ -73,23 +73,22 @@ def same(run, other):
         ({"on": "ray", "workers": 2}, "--workers is for processes of this machine"),
         ({"on": "rays"}, "--on must be 'processes' or 'ray', not 'rays'. Did you mean 'ray'"),
         ({"address": "10.0.0.1:6379"}, "--address goes with --on ray alone"),
-        ({"on": "processes", "cpus": 2}, "--task-cpus goes with --on ray alone"),
-        ({"gpus": 0.5}, "--task-gpus goes with --on ray alone"),
-        ({"memory": "4GB"}, "--task-memory goes with --on ray alone"),
-        ({"on": "ray", "memory": "much"}, "--task-memory must be a number of bytes, such as 4GB, not 'much'"),
+        ({"on": "processes", "task_cpus": 2}, "--task-cpus goes with --on ray alone"),
+        ({"task_gpus": 0.5}, "--task-gpus goes with --on ray alone"),
+        ({"task_memory": "4GB"}, "--task-memory goes with --on ray alone"),
+        ({"on": "ray", "task_memory": "much"}, "--task-memory must be a number of bytes, such as 4GB, not 'much'"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(words, sentence):
-    given = dict.fromkeys(("on", "workers", "address", "cpus", "gpus", "memory")) | words
     with pytest.raises(LotteryError, match=sentence):
-        options.workers_on(**given)
+        options.Training(**words).workers_or_ray()
 
 
 def test_options_say_what_a_network_takes():
-    assert options.workers_on(None, 3, None, None, None, None) == 3
-    assert options.workers_on("processes", None, None, None, None, None) is None
-    should_stop = options.workers_on("ray", None, "head:6379", 4, 0.5, "1.5GiB")
-    assert should_stop == Ray("head:6379", 4, 0.5, 3 * 2**29)
+    assert options.Training(workers=3).workers_or_ray() == 3
+    assert options.Training(on="processes").workers_or_ray() is None
+    on_ray = options.Training(on="ray", address="head:6379", task_cpus=4, task_gpus=0.5, task_memory="1.5GiB")
+    assert on_ray.workers_or_ray() == Ray("head:6379", 4, 0.5, 3 * 2**29)
     assert options.num_bytes("--task-memory", "4GB") == 4_000_000_000
     assert options.num_bytes("--task-memory", "250 mb") == 250_000_000
 

@@ -16,7 +16,7 @@ from lottery import config, formatting
 from lottery.analysis import inputs
 from lottery.errors import LotteryError
 from lottery.figures import style
-from lottery.report import checklist, figures, first_layer, reported, tables
+from lottery.report import checklist, figures, reported, tables
 from lottery.report.page import render, write
 from lottery.runs import store
 from lottery.runs.stored import StoredRound
@@ -276,13 +276,13 @@ def long_run(small_run, tmp_path):
 def test_a_long_page_stays_small(long_run, tmp_path):
     size = write([long_run], tmp_path / "page.html").stat().st_size
     assert 300_000 < size < 3_000_000
-    found = first_layer.frames(*reported.gathered([long_run]))
+    found = figures.frames(*reported.gathered([long_run]))
     assert len(found["frames"]) == 5 * 21
 
 
 def test_the_first_layer_is_that_of_the_masks(small_run, monkeypatch):
     (one,) = reported.gathered([small_run.path])
-    found = first_layer.frames(one)
+    found = figures.frames(one)
     assert (found["what"], found["of"], found["shape"], found["channels"]) == (inputs.INPUT, 300, [8, 8], 1)
     assert [(frame["replicate"], frame["round"]) for frame in found["frames"]] == [
         (replicate, index) for replicate in (1, 2) for index in range(4)
@@ -290,9 +290,9 @@ def test_the_first_layer_is_that_of_the_masks(small_run, monkeypatch):
     for frame in found["frames"]:
         masks = StoredRound(small_run.path, frame["replicate"], frame["round"]).masks
         assert frame["counts"] == next(iter(masks.values())).sum(axis=1).tolist()
-    fewer = first_layer.frames(one, most=3 * 64)["frames"]  # one replicate, rounds evenly apart
+    fewer = figures.frames(one, most=3 * 64)["frames"]  # one replicate, rounds evenly apart
     assert [(frame["replicate"], frame["round"]) for frame in fewer] == [(1, 0), (1, 2), (1, 3)]
-    assert first_layer.frames(one, most=100) is None
+    assert figures.frames(one, most=100) is None
 
 
 def test_a_kernel_has_its_channels_side_by_side(small_run, monkeypatch):
@@ -303,7 +303,7 @@ def test_a_kernel_has_its_channels_side_by_side(small_run, monkeypatch):
     monkeypatch.setattr(
         reported.ReportedRun, "table", lambda self, kind, **_: pd.DataFrame(rows, columns=inputs.COLUMNS)
     )
-    found = first_layer.frames(one)
+    found = figures.frames(one)
     assert (found["shape"], found["channels"], found["of"]) == ([3, 6], 2, 20)
     assert found["frames"][0]["counts"][:6] == [kept[0, 0, 0], kept[0, 1, 0], kept[0, 2, 0], *(
         kept[0, column, 1] for column in range(3)

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from lottery import files
-from lottery.cli import summaries
+from lottery.cli import showing
 from lottery.runs import store
 from lottery.statistics import results, sentences, verdicts
 
@@ -178,7 +178,7 @@ def test_a_run_says_its_verdict(small_run):
 
 
 def shown(small_run, capsys, rows, tolerance=0.002):
-    summaries.show(small_run.path, rows, tolerance, long=True)
+    showing.show_run(small_run.path, rows, tolerance, long=True)
     return capsys.readouterr().out
 
 

@@ -690,7 +690,7 @@ def test_a_ticket_of_two_inputs_is_refused_with_a_sentence(keras, tmp_path, monk
     path = tickets.of(model, {"dense/kernel": np.ones((5, 2), bool)}).save(tmp_path / "t.safetensors")
     monkeypatch.setattr("lottery.pipeline.environment.use_threads", lambda wanted: wanted)
     with pytest.raises(LotteryError, match="has 2 inputs and 1 outputs"):
-        ticket_commands.compact(path, tmp_path / "small.keras")
+        ticket_commands.compact(tmp_path / "small.keras", choice=ticket_commands.Choice(path))
     assert [*tmp_path.iterdir()] == [path]
 
 
@@ -709,9 +709,10 @@ def test_paths_that_cannot_be_written_are_refused_at_once(tmp_path, monkeypatch,
     for name in ("folder.keras", "taken.inputs.npy"):
         (tmp_path / name).mkdir()
     (tmp_path / "file").touch()
-    monkeypatch.setattr(ticket_commands, "_ticket", lambda *given: None)  # so that building its network would fail
+    monkeypatch.setattr(ticket_commands.Choice, "load", lambda choice: None)  # so that building its network would fail
     with pytest.raises(LotteryError, match=sentence) as caught:
-        ticket_commands.compact(Path("ticket"), tmp_path / out if out else Path(), drop_inputs=drop)
+        chosen = ticket_commands.Choice(Path("ticket"))
+        ticket_commands.compact(tmp_path / out if out else Path(), drop_inputs=drop, choice=chosen)
     assert "\n" not in str(caught.value)
     assert sorted(one.name for one in tmp_path.iterdir()) == ["file", "folder.keras", "taken.inputs.npy"]
 
