@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import io
 import os
-import random
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from lottery import files
+from lottery import files, randomness
 from lottery.errors import LotteryError
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
@@ -116,9 +115,10 @@ def _mnist1d(num_examples: int = 0) -> Arrays:
         arrays = read_npz(cache, KEYS)
         if sha256(arrays) == pinned:
             return arrays
-    arrays, content = _generate_mnist1d(num_examples), io.BytesIO()
+    arrays = _generate_mnist1d(num_examples)
     if sha256(arrays) == pinned:
         kept: dict[str, Any] = arrays
+        content = io.BytesIO()
         np.savez(content, **kept)
         with contextlib.suppress(LotteryError):  # a run need not fail because its data cannot be kept
             files.write(cache, content.getvalue())
@@ -135,8 +135,7 @@ def _keras_home() -> Path:
 
 def _generate_mnist1d(num_examples: int = MNIST1D_EXAMPLES) -> Arrays:
     # The package draws from the global generators of NumPy and Python, which are the caller's.
-    of_numpy, of_python = np.random.get_state(), random.getstate()
-    try:
+    with randomness.python_and_numpy_put_back():
         from mnist1d.data import get_dataset_args, make_dataset
 
         arrays = {}
@@ -146,10 +145,7 @@ def _generate_mnist1d(num_examples: int = MNIST1D_EXAMPLES) -> Arrays:
             made: Any = make_dataset(settings)
             # Rounded to float32, versions of NumPy and SciPy that differ in the last place give the same arrays.
             arrays |= {f"x_{part}": made["x"].astype(np.float32), f"y_{part}": made["y"].astype(np.int32)}
-        return arrays
-    finally:
-        np.random.set_state(of_numpy)
-        random.setstate(of_python)
+    return arrays
 
 
 def _from_keras(name: str) -> Callable[[], Arrays]:
