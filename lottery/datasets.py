@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -47,7 +47,8 @@ def read_npz(path: Path, keys: tuple[str, ...] = KEYS) -> Arrays:
         if not path.exists():
             raise LotteryError(f"There is no data file {str(path)!r}.")
         # Opened here, because np.load leaves a file open that it cannot read.
-        with files.opened(path) as raw, _loaded(raw) as file:
+        with files.opened(path) as raw:
+            file: Any = np.load(raw, allow_pickle=False)
             if isinstance(file, np.ndarray):
                 raise LotteryError(
                     f"The data file {str(path)!r} holds one array, as np.save writes it. Write a file with the arrays "
@@ -75,12 +76,6 @@ def digest(arrays: Sequence[np.ndarray]) -> str:
 def sha256(arrays: Mapping[str, np.ndarray]) -> str:
     """Return the digest of the four arrays of a data set."""
     return digest([arrays[key] for key in KEYS])
-
-
-def _loaded(raw: BinaryIO) -> contextlib.AbstractContextManager[Any]:
-    """Open what NumPy has written: the arrays by name, or a single one, which needs no closing."""
-    found = np.load(raw, allow_pickle=False)
-    return contextlib.nullcontext(found) if isinstance(found, np.ndarray) else found
 
 
 def _reason(error: Exception) -> str:

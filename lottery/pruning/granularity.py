@@ -86,7 +86,7 @@ class Groups:
 
     def shuffled(self, masks: Masks, rng: np.random.Generator) -> Masks:
         """Draw masks of the same structure at random, which keep as many groups of each weight."""
-        return {name: rng.permutation(mask.reshape(-1)).reshape(mask.shape) for name, mask in masks.items()}
+        raise NotImplementedError  # single entries have no structure; see `Plan.shuffled`
 
     def counts(self, num_rounds: int) -> dict[str, list[int]]:
         """Count what each round keeps of each weight, where that follows from the granularity."""
