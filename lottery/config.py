@@ -74,11 +74,10 @@ class Experiment(Section):
         if step >= num_steps:
             raise LotteryError(f"rewind.step must be less than train.num_steps, {num_steps}, not {step}.")
         chosen = () if self.run.control_rounds == ALL else self.run.control_rounds
-        late = [index for index in chosen if index > self.prune.num_rounds]
+        num_rounds = self.prune.num_rounds
+        late = [number for number in chosen if number > num_rounds]
         if late:
-            raise LotteryError(
-                f"run.control_rounds must be at most prune.num_rounds, {self.prune.num_rounds}, not {late[0]}."
-            )
+            raise LotteryError(f"run.control_rounds must be at most prune.num_rounds, {num_rounds}, not {late[0]}.")
         scored_untrained = criteria.facts(self.prune.criterion).needs_network
         enforcement = ENFORCEMENTS.get(self.run.enforcement)  # none of a function, which may hold any value
         zero_only = enforcement is not None and enforcement.zero_only
@@ -100,12 +99,8 @@ def load(
     """
     if source is None:
         tables = read(Path(__file__).with_name("mnist1d.toml"))
-        model = (overrides or {}).get("model")
-        if isinstance(model, Mapping) and "name" in model:
-            del tables["prune"]["rates"]  # they are for the weights of the model that ships with it
-        prune = (overrides or {}).get("prune")
-        if isinstance(prune, Mapping) and prune.get("granularity") in UNITS:
-            tables["prune"].pop("rates", None)  # they are for the output layer, whose units stay
+        if names_network(overrides) or flat(overrides or {}).get("prune.granularity") in UNITS:
+            del tables["prune"]["rates"]  # they are for the output layer of its own model, whose units always stay
     else:
         tables = source if isinstance(source, Mapping) else read(Path(source))
     experiment = validated(merged(tables, overrides or {}))
@@ -181,7 +176,10 @@ def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested tables to keys such as ``train.num_steps``."""
     found = {}
     for key, value in tables.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
     return found
 
 
@@ -246,9 +244,7 @@ def merged(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str,
         if section == "data" and {"name", "path"} & set(values):
             inner.pop("num_examples", None)  # it is of the data that are replaced
         if section == "prune":
-            if "densities" in values:  # they replace the other keys of rounds and rates
-                inner = {key: value for key, value in inner.items() if key not in ("num_rounds", "rates", "rate")}
-            if "n_of_m" in values:  # it replaces them as well
+            if {"densities", "n_of_m"} & set(values):  # they replace the other keys of rounds and rates
                 inner = {key: value for key, value in inner.items() if key not in ("num_rounds", "rates", "rate")}
             if {"final_density", "num_rounds"} & set(values) and (inner | dict(values)).get("final_density"):
                 inner.pop("rate", None)  # it follows from the two
@@ -280,21 +276,24 @@ def _unprintable(value: Any) -> str | None:
     if isinstance(value, str):
         spaces = "".join(" " if unicodedata.category(char) == "Zs" else char for char in value)
         return None if spaces.isprintable() else value
-    parts: Any = value if isinstance(value, list | tuple) else ()
-    parts = itertools.chain(value, value.values()) if isinstance(value, Mapping) else parts
+    parts: Any = ()
+    if isinstance(value, Mapping):
+        parts = itertools.chain(value, value.values())
+    elif isinstance(value, list | tuple):
+        parts = value
     return next((found for found in map(_unprintable, parts) if found is not None), None)
 
 
 def _check_fair(experiment: Experiment) -> None:
     """Refuse controls, and a criterion, that have no meaning where tickets start."""
-    rewind, criterion, held_at = experiment.rewind, experiment.prune.criterion, experiment.prune.held_at
+    rewind, prune = experiment.rewind, experiment.prune
     for name in experiment.run.controls:
-        head, granularity = "run.controls: leave out {name}, which", experiment.prune.granularity
-        fairness.check_fair(name, rewind.mode, rewind.step, head, held_at, granularity)
-    if criteria.facts(criterion).needs_network and rewinding.REWINDS[rewind.mode].start is not None:
+        subject = f"run.controls: leave out {name}, which"
+        fairness.check_fair(name, rewind.mode, rewind.step, prune.held_at, prune.granularity, subject)
+    if criteria.facts(prune.criterion).needs_network and rewinding.REWINDS[rewind.mode].start is not None:
         raise LotteryError(
-            f'rewind.mode must be "weights" with prune.criterion = "{criterion}", not "{rewind.mode}": this criterion '
-            "scores the weights before any training."
+            f'rewind.mode must be "weights" with prune.criterion = "{prune.criterion}", not "{rewind.mode}": this '
+            "criterion scores the weights before any training."
         )
 
 

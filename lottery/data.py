@@ -1,27 +1,72 @@
-"""Data sets by name or from the caller, split into training, validation and test."""
+"""Data sets by name or from the caller, split into training, validation and test; how their pixels are scaled."""
 
 import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from lottery import datasets, pixels, streams
+from lottery import datasets, streams
 from lottery.datasets import DATASETS, KEYS, read_npz
 from lottery.errors import LotteryError
-from lottery.pixels import PIXELS
 from lottery.settings import GIVEN, Natural, Positive, Section, is_given, one_of
 from lottery.streams import Streams
 
 PARTS = ("train", "validation", "test")
-USUAL = next(iter(PIXELS))
 
 # The split does not depend on an experiment's seed, so that replicates train on the same examples.
 SPLIT_SEED = 20_190_304
+
+
+class Scaling(NamedTuple):
+    """(x - mean) / standard_deviation, then, if `unit_norm`, over the Euclidean length of each example."""
+
+    mean: np.ndarray  # a number, or one for each channel, as the standard deviation
+    standard_deviation: np.ndarray
+    unit_norm: bool  # each example then has the length 1, if it is not zero everywhere
+
+
+UNSCALED = Scaling(np.zeros((), np.float32), np.ones((), np.float32), unit_norm=False)
+
+
+def _standardize(x: np.ndarray) -> Scaling:
+    """Give each channel mean 0 and variance 1 over `x`."""
+    channels = x.shape[-1] if x.ndim == 4 and x.shape[-1] <= 4 else 1
+    counts = np.zeros((channels, 256), np.int64)
+    for some in np.array_split(x, 1 + x.size // 2**20):  # float64 would take eight times the memory
+        for channel, values in enumerate(some.reshape(-1, channels).T):
+            counts[channel] += np.bincount(values, minlength=256)
+    fractions = counts / counts.sum(axis=1, keepdims=True)
+    levels = np.arange(256)
+    mean = fractions @ levels
+    deviation = np.sqrt(np.sum(fractions * (levels - mean[:, None]) ** 2, axis=1))
+    return Scaling(mean.astype(np.float32), np.where(deviation > 0, deviation, 1).astype(np.float32), unit_norm=False)
+
+
+def _unit(x: np.ndarray) -> Scaling:
+    """Scale pixels to numbers from 0 to 1."""
+    return Scaling(np.zeros((), np.float32), np.full((), 255, np.float32), unit_norm=False)
+
+
+def _unit_norm(x: np.ndarray) -> Scaling:
+    """Scale each image to Euclidean length 1, as the code of Frankle & Carbin 2019 does with MNIST.
+
+    See ``datasets/dataset_mnist.py`` in https://github.com/google-research/lottery-ticket-hypothesis.
+    """
+    return UNSCALED._replace(unit_norm=True)
+
+
+# By the name in ``data.pixels``, the usual first: functions from the images of the training split to a `Scaling`.
+PIXELS: dict[str, Callable[[np.ndarray], Scaling]] = {
+    "standardize": _standardize,
+    "unit": _unit,
+    "unit_norm": _unit_norm,
+}
+USUAL = next(iter(PIXELS))
 
 
 class Data(Section):
@@ -60,7 +105,7 @@ class Splits:
     train: Split
     validation: Split
     test: Split
-    mean: np.ndarray  # this and the next two are of the training part, see `lottery.pixels.Scaling`
+    mean: np.ndarray  # this and the next two are of the training part, see `Scaling`
     standard_deviation: np.ndarray
     unit_norm: bool
     fingerprint: str  # of every example and of the split
@@ -92,7 +137,8 @@ def load(settings: Data) -> Splits:
             'data.name = "given" stands for arrays that were passed to lottery.run(..., data=...); pass them again, in '
             "Python."
         )
-    dataset, path = DATASETS[settings.name], settings.path or _local_file(settings.name)
+    dataset = DATASETS[settings.name]
+    path = settings.path or _local_file(settings.name)
     if path:
         arrays = read_npz(Path(path))
     elif settings.num_examples and dataset.generate:
@@ -122,7 +168,8 @@ def split(arrays: Mapping[str, Any], settings: Data, where: str = "data") -> Spl
     """
     found = {part: _part(arrays, part, where) for part in PARTS if f"x_{part}" in arrays}
     _check_alike(found, where)
-    train, validation = _fewer(found["train"], settings.num_examples, where), found.get("validation")
+    train = _fewer(found["train"], settings.num_examples, where)
+    validation = found.get("validation")
     if validation is None:
         train, validation = _split_off(train, settings.validation, where)
     elif "validation" in settings.model_fields_set and settings.validation != len(validation):
@@ -134,7 +181,7 @@ def split(arrays: Mapping[str, Any], settings: Data, where: str = "data") -> Spl
     notes = ()
     if settings.pixels != USUAL and train.x.dtype != np.uint8:
         notes = (f"data.pixels = {settings.pixels!r} has no effect: the inputs are {train.x.dtype}, not uint8 pixels.",)
-    scaling = PIXELS[settings.pixels](train.x) if train.x.dtype == np.uint8 else pixels.NONE
+    scaling = PIXELS[settings.pixels](train.x) if train.x.dtype == np.uint8 else UNSCALED
     fingerprint = datasets.digest([array for part in parts for array in (part.x, part.y)])[:16]
     return Splits(*parts, *scaling, fingerprint, notes)
 
@@ -167,7 +214,7 @@ def as_integers(splits: Splits) -> Splits:
     parts = {name: getattr(splits, name) for name in PARTS}
     whole = {name: Split(part.x.astype(np.int32), part.y) for name, part in parts.items()}
     note = "The inputs are of type uint8, but the model takes whole numbers, so they are not scaled as pixels."
-    return replace(splits, **whole, **pixels.NONE._asdict(), notes=(*splits.notes, note))
+    return replace(splits, **whole, **UNSCALED._asdict(), notes=(*splits.notes, note))
 
 
 def given(data: Any, settings: Data) -> Splits | Streams:

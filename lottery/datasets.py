@@ -4,16 +4,15 @@ import contextlib
 import hashlib
 import io
 import os
-import random
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
-from lottery import files
+from lottery import files, randomness
 from lottery.errors import LotteryError
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
@@ -48,7 +47,8 @@ def read_npz(path: Path, keys: tuple[str, ...] = KEYS) -> Arrays:
         if not path.exists():
             raise LotteryError(f"There is no data file {str(path)!r}.")
         # Opened here, because np.load leaves a file open that it cannot read.
-        with files.opened(path) as raw, _loaded(raw) as file:
+        with files.opened(path) as raw:
+            file: Any = np.load(raw, allow_pickle=False)
             if isinstance(file, np.ndarray):
                 raise LotteryError(
                     f"The data file {str(path)!r} holds one array, as np.save writes it. Write a file with the arrays "
@@ -76,12 +76,6 @@ def digest(arrays: Sequence[np.ndarray]) -> str:
 def sha256(arrays: Mapping[str, np.ndarray]) -> str:
     """Return the digest of the four arrays of a data set."""
     return digest([arrays[key] for key in KEYS])
-
-
-def _loaded(raw: BinaryIO) -> contextlib.AbstractContextManager[Any]:
-    """Open what NumPy has written: the arrays by name, or a single one, which needs no closing."""
-    found = np.load(raw, allow_pickle=False)
-    return contextlib.nullcontext(found) if isinstance(found, np.ndarray) else found
 
 
 def _reason(error: Exception) -> str:
@@ -116,9 +110,10 @@ def _mnist1d(num_examples: int = 0) -> Arrays:
         arrays = read_npz(cache, KEYS)
         if sha256(arrays) == pinned:
             return arrays
-    arrays, content = _generate_mnist1d(num_examples), io.BytesIO()
+    arrays = _generate_mnist1d(num_examples)
     if sha256(arrays) == pinned:
         kept: dict[str, Any] = arrays
+        content = io.BytesIO()
         np.savez(content, **kept)
         with contextlib.suppress(LotteryError):  # a run need not fail because its data cannot be kept
             files.write(cache, content.getvalue())
@@ -135,8 +130,7 @@ def _keras_home() -> Path:
 
 def _generate_mnist1d(num_examples: int = MNIST1D_EXAMPLES) -> Arrays:
     # The package draws from the global generators of NumPy and Python, which are the caller's.
-    of_numpy, of_python = np.random.get_state(), random.getstate()
-    try:
+    with randomness.python_and_numpy_put_back():
         from mnist1d.data import get_dataset_args, make_dataset
 
         arrays = {}
@@ -146,10 +140,7 @@ def _generate_mnist1d(num_examples: int = MNIST1D_EXAMPLES) -> Arrays:
             made: Any = make_dataset(settings)
             # Rounded to float32, versions of NumPy and SciPy that differ in the last place give the same arrays.
             arrays |= {f"x_{part}": made["x"].astype(np.float32), f"y_{part}": made["y"].astype(np.int32)}
-        return arrays
-    finally:
-        np.random.set_state(of_numpy)
-        random.setstate(of_python)
+    return arrays
 
 
 def _from_keras(name: str) -> Callable[[], Arrays]:

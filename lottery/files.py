@@ -156,11 +156,9 @@ class Layout(NamedTuple):
 
 
 def layout(path: Path, file: BinaryIO | None = None) -> Layout:
-    """Read the header of a file of arrays, and nothing else; raise a `LotteryError` that names the file.
+    """Read the header of a file of arrays, and nothing else, or raise a `LotteryError` that names the file.
 
-    Args:
-        path: The file, for errors if `file` is given.
-        file: The same file, open at its beginning.
+    `file` is the same file, if it is open already, at its beginning.
     """
     if file is None:
         with opened(path) as file:
@@ -242,7 +240,8 @@ def most_of_masks(num_entries: int, num_weights: int) -> int:
 
 def parse_masks(path: Path, content: bytes) -> dict[str, np.ndarray]:
     """Parse the content of a file that `pack_masks` made; the path is for errors."""
-    packed, masks = parse_arrays(path, content), {}
+    packed = parse_arrays(path, content)
+    masks = {}
     try:
         # The library reads this header of a file only, and the file was read once already.
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
@@ -322,7 +321,8 @@ def sizes(path: Path) -> tuple[int, int]:
     if path.is_file():
         content = path.read_bytes()
         return len(content), len(gzip.compress(content, 9, mtime=0))
-    packed, found = io.BytesIO(), sorted(file for file in path.rglob("*") if file.is_file())
+    packed = io.BytesIO()
+    found = sorted(file for file in path.rglob("*") if file.is_file())
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for file in found:
             entry = tarfile.TarInfo(file.relative_to(path).as_posix())  # without owner and time

@@ -76,7 +76,8 @@ def silent(event: Event) -> None:
 def tallied(on_event: OnEvent, spans: Mapping[Key, tuple[int, int]]) -> OnEvent:
     """Fill in `Step.done` and `Step.total` from first and last steps, however many networks train at the same time."""
     taken = dict.fromkeys(spans, 0)
-    total, several = sum(last - first for first, last in spans.values()), len({key[0] for key in spans}) > 1
+    total = sum(last - first for first, last in spans.values())
+    several = len({key[0] for key in spans}) > 1
 
     def tally(event: Event) -> None:
         if isinstance(event, Step | Done):
@@ -144,7 +145,8 @@ class _Bars:
         self._display, self._lines = display, lines
         self._whole = display.add_task("starting TensorFlow", total=None)
         self._bars: dict[Key, Any] = {}
-        self._drawn, self._lock = 0.0, threading.Lock()
+        self._drawn = 0.0  # when
+        self._lock = threading.Lock()
 
     def show(self, event: Event) -> None:
         with self._lock:
@@ -165,7 +167,8 @@ class _Bars:
         room = (formatting.columns(self._display.console.file) or 80) - BAR - LEFT - 4
         if _key(where) not in self._bars:
             self._bars[_key(where)] = self._display.add_task("")
-        taken, length = where.step - where.first_step, where.num_steps - where.first_step
+        taken = where.step - where.first_step
+        length = where.num_steps - where.first_step
         self._display.update(self._bars[_key(where)], description=_line(where, room), completed=taken, total=length)
 
 

@@ -34,13 +34,24 @@ def put_back() -> Iterator[None]:
 
     Models draw their initial weights from these, so a run sets their seeds. Its caller may draw from them too.
     """
-    of_python, of_numpy, restore = random.getstate(), np.random.get_state(), _restoring_tensorflow()
+    restore = _restoring_tensorflow()
+    try:
+        with python_and_numpy_put_back():
+            yield
+    finally:
+        restore()
+
+
+@contextlib.contextmanager
+def python_and_numpy_put_back() -> Iterator[None]:
+    """Put the global generators of Python and NumPy back as they were when this ends."""
+    of_python = random.getstate()
+    of_numpy = np.random.get_state()
     try:
         yield
     finally:
         random.setstate(of_python)
         np.random.set_state(of_numpy)
-        restore()
 
 
 def _restoring_tensorflow() -> Callable[[], None]:

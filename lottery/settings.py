@@ -1,16 +1,28 @@
-"""The base of an experiment's sections, and the types of their values."""
+"""The base of every pydantic model, that of an experiment's sections, and the types of their values."""
 
 from collections.abc import Callable, Collection
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
+from lottery import interrupts
 from lottery.errors import unknown
-from lottery.schemas import Schema
 
 GIVEN = "given"  # the name of everything that a caller passed as an object
 COMPILED = "compiled"  # train.optimizer of a model that came compiled
+
+
+class _Uninterrupted(type(BaseModel)):
+    """Build a class while signals are held: pydantic swallows what their handlers raise, and builds a wrong class."""
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Any:
+        with interrupts.held():
+            return super().__new__(cls, *arguments, **options)
+
+
+class Schema(BaseModel, metaclass=_Uninterrupted):
+    """A pydantic model."""
 
 
 class Section(Schema):
@@ -25,12 +37,10 @@ def one_of(
     also: Callable[[str], bool] = lambda name: False,
     hint: str = "",
 ) -> AfterValidator:
-    """Make a check, for ``typing.Annotated``, that a value is one of some names.
+    """Make a check, for ``typing.Annotated``, that a value is one of some names, or that `also` accepts it.
 
-    Args:
-        key: The value's name in errors, such as ``"prune.criterion"``, followed by `hint`.
-        allowed: The names, or a function that returns them. A dict is read each time, so a method added to it counts.
-        also: Returns True for any other value that is allowed.
+    A dict of names, or a function that returns them, is read each time, so a method added to it counts. Errors name the
+    value by `key`, such as ``"prune.criterion"``, followed by `hint`.
     """
 
     def check(name: str) -> str:

@@ -22,14 +22,12 @@ BESIDE = {
     "weights",
     "data",
     "datasets",
-    "pixels",
     "streams",
     "files",
     "progress",
     "randomness",
     "settings",
     "interrupts",
-    "schemas",
 }
 MAY_IMPORT = {
     "models": BESIDE,

@@ -146,7 +146,7 @@ BUILDING = """
 import collections, random
 from typing import Annotated
 from pydantic import BaseModel, Field, ValidationError
-from lottery.schemas import Schema
+from lottery.settings import Schema
 
 def built(base):
     own = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]

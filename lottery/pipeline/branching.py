@@ -98,7 +98,7 @@ def _function(kind: str | branches.BranchFunction, experiment: config.Experiment
     if kind not in branches.BRANCHES:
         raise unknown("branch", kind, branches.BRANCHES)
     rewind, prune = experiment.rewind, experiment.prune
-    fairness.check_fair(kind, rewind.mode, rewind.step, held_at=prune.held_at, granularity=prune.granularity)
+    fairness.check_fair(kind, rewind.mode, rewind.step, prune.held_at, prune.granularity)
     return branches.BRANCHES[kind].function
 
 

@@ -108,7 +108,7 @@ def random_mask(ticket: StoredTicket) -> BranchStart:
     """
     if ticket.shuffled:
         return BranchStart(ticket.start, ticket.shuffled(ticket.rng), ticket.step, ticket.num_steps)
-    kept = {name: _random(mask.shape, int(np.count_nonzero(mask)), ticket.rng) for name, mask in ticket.kept.items()}
+    kept = {name: _drawn(mask.shape, int(np.count_nonzero(mask)), ticket.rng) for name, mask in ticket.kept.items()}
     return BranchStart(ticket.start, kept, ticket.step, ticket.num_steps)
 
 
@@ -118,7 +118,7 @@ def random_mask_global(ticket: StoredTicket) -> BranchStart:
     Frankle et al. 2021, https://arxiv.org/abs/2009.08576; each weight is left with about the same density.
     """
     sizes = [mask.size for mask in ticket.kept.values()]
-    whole = _random((sum(sizes),), sum(masks.num_kept(ticket.kept).values()), ticket.rng)
+    whole = _drawn((sum(sizes),), sum(masks.num_kept(ticket.kept).values()), ticket.rng)
     parts = np.split(whole, np.cumsum(sizes)[:-1])
     kept = {name: part.reshape(mask.shape) for (name, mask), part in zip(ticket.kept.items(), parts, strict=True)}
     return BranchStart(ticket.start, kept, ticket.step, ticket.num_steps)
@@ -280,8 +280,13 @@ _TRAINING: Mapping[Start, str] = {
     "shuffled": "training",
     "trained": "training after pruning",
 }
-_WHICH_KEPT: Mapping[Start, str] = dict.fromkeys(("initial", "late", "signs", "shuffled"), "which weights are kept")
 _WHICH_SIGN = "which weight starts with which sign"
+
+
+def _random(function: BranchFunction, takes_away: str = "which weights are kept", of_entries: bool = False) -> Branch:
+    """A control under random masks, which is unfair beside tickets that start from trained weights."""
+    texts: Mapping[Start, str] = dict.fromkeys(("initial", "late", "signs", "shuffled"), takes_away)
+    return Branch(function, texts, needs_ticket=False, refused={"trained": _DEAD}, of_entries=of_entries)
 
 
 def _alternative(function: BranchFunction, **facts: Any) -> Branch:
@@ -317,16 +322,9 @@ BRANCHES: dict[str, Branch] = {
         past="not at all",
         refused={"trained": _UNDONE},
     ),
-    "random_mask": Branch(random_mask, _WHICH_KEPT, needs_ticket=False, refused={"trained": _DEAD}),
-    "random_mask_global": Branch(
-        random_mask_global, _WHICH_KEPT, needs_ticket=False, refused={"trained": _DEAD}, of_entries=True
-    ),
-    "shuffled_mask": Branch(
-        shuffled_mask,
-        dict.fromkeys(_WHICH_KEPT, "which weights are kept in each layer"),
-        needs_ticket=False,
-        refused={"trained": _DEAD},
-    ),
+    "random_mask": _random(random_mask),
+    "random_mask_global": _random(random_mask_global, of_entries=True),
+    "shuffled_mask": _random(shuffled_mask, "which weights are kept in each layer"),
     "reshuffled_init": Branch(
         reshuffled_init,
         {
@@ -358,9 +356,7 @@ BRANCHES: dict[str, Branch] = {
         starts_from="the ticket's start weights, each layer's multiplied by its entries over those that are kept",
         refused_held="its factor makes up for entries at zero, and here masked entries are held at other values",
     ),
-    "random_mask_erk": Branch(
-        random_mask_erk, _WHICH_KEPT, needs_ticket=False, refused={"trained": _DEAD}, of_entries=True
-    ),
+    "random_mask_erk": _random(random_mask_erk, of_entries=True),
     "gradual": _alternative(gradual),
     "gradual_long": _alternative(gradual_long, is_long=True),
     "set": _alternative(set),
@@ -389,11 +385,12 @@ def find(label: str) -> Branch | None:
 
 def kept_steps(start: BranchStart) -> dict[str, int]:
     """Sum up, over the steps of a training whose masks change, the entries that are kept of each weight."""
-    before, at, total = masks.num_kept(start.kept), start.first_step, dict.fromkeys(start.kept, 0)
-    changes = [(step, change.num_kept) for step, change in sorted(start.changes.items())]
-    for step, counts in [*changes, (start.last_step, {})]:
-        total = {name: count + (step - at) * before[name] for name, count in total.items()}
-        before, at = counts, step
+    changes = {start.first_step: masks.num_kept(start.kept)}
+    changes |= {step: change.num_kept for step, change in sorted(start.changes.items())}
+    ends = [*changes, start.last_step][1:]
+    total = dict.fromkeys(start.kept, 0)
+    for (step, counts), end in zip(changes.items(), ends, strict=True):
+        total = {name: count + (end - step) * counts[name] for name, count in total.items()}
     return total
 
 
@@ -413,10 +410,10 @@ def _random_by_erk(ticket: StoredTicket) -> Masks:
     densities = allocation.erk(shapes, masks.density(ticket.kept))
     sizes = {name: mask.size for name, mask in ticket.kept.items()}
     counts = allocation.counts(densities, sizes, sum(masks.num_kept(ticket.kept).values()))
-    return {name: _random(shape, counts[name], ticket.rng) for name, shape in shapes.items()}
+    return {name: _drawn(shape, counts[name], ticket.rng) for name, shape in shapes.items()}
 
 
-def _random(shape: tuple[int, ...], count: int, rng: np.random.Generator) -> np.ndarray:
+def _drawn(shape: tuple[int, ...], count: int, rng: np.random.Generator) -> np.ndarray:
     mask = np.zeros(int(np.prod(shape)), dtype=bool)
     mask[rng.choice(mask.size, size=count, replace=False)] = True
     return mask.reshape(shape)

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from lottery import masks
 from lottery.errors import LotteryError
 from lottery.masks import Masks, Weights
 from lottery.pruning import gradients, ranking
-from lottery.pruning.synflow import check_inputs, synaptic_flow
 
 
 @dataclass(frozen=True)
@@ -111,22 +111,25 @@ def random(inputs: CriterionInputs) -> dict[str, np.ndarray]:
 def snip(inputs: CriterionInputs) -> dict[str, np.ndarray]:
     """Immediate effect on the loss, |g * w|: SNIP, Lee et al. 2019, https://arxiv.org/abs/1810.02340, eq. 4 to 6.
 
-    g is the gradient of the loss on one batch, w the weights that training starts from; see
-    `gradients.connection_sensitivity`. (The paper divides by the sum, which changes no ranking.) The network is dense:
-    no masks are applied, so every round's masks are the one-shot masks of its density, and those of all rounds nested.
+    g is the gradient of the loss on one batch, w the weights that training starts from. (The paper divides by the sum,
+    which changes no ranking.) The loss is that of the compiled model, regularisation included, in training mode. The
+    network is dense: no masks are applied, so every round's masks are the one-shot masks of its density, and those of
+    all rounds nested. The same model and batch give the same scores.
 
     Raises:
         LotteryError: There is no network, its loss cannot be evaluated, or a score is not finite.
     """
     network = _network(inputs, "snip")
-    return gradients.connection_sensitivity(network.model, network.x, network.y, list(inputs.trained))
+    found = gradients.times_weights(network.model, network.x, network.y, list(inputs.trained))
+    return gradients.finite({name: np.abs(value) for name, value in found.items()}, "SNIP")
 
 
 def grasp(inputs: CriterionInputs) -> dict[str, np.ndarray]:
     """Loss of gradient flow, w * (H g): GraSP, Wang et al. 2020, https://arxiv.org/abs/2002.07376, equation 8.
 
-    g and H are gradient and Hessian of the loss on one batch, with the logits divided by a temperature of 200, as in
-    the authors' program; see `gradients.gradient_flow`. The paper prunes the highest S = -w * (H g), so the scores are
+    g and H are gradient and Hessian, with respect to the prunable weights only, of the loss of `snip` without
+    regularisation. As in the authors' program, the logits are divided by a temperature of 200: what goes into a softmax
+    or sigmoid at the model's end, otherwise its outputs. The paper prunes the highest S = -w * (H g), so the scores are
     -S. The network is dense, as for `snip`.
 
     Raises:
@@ -134,13 +137,15 @@ def grasp(inputs: CriterionInputs) -> dict[str, np.ndarray]:
             outputs are probabilities of which the logits are not known.
     """
     network = _network(inputs, "grasp")
-    return gradients.gradient_flow(network.model, network.x, network.y, list(inputs.trained))
+    with gradients.softened(network.model) as soften:
+        found = gradients.times_weights(network.model, network.x, network.y, list(inputs.trained), True, soften)
+    return gradients.finite(found, "GraSP")
 
 
 def synflow(inputs: CriterionInputs) -> dict[str, np.ndarray]:
     """Rank in 100 steps of pruning by synaptic flow, |w * dR/dw|: SynFlow, Tanaka et al. 2020.
 
-    https://arxiv.org/abs/2006.05467, equation 3 and algorithm 1; see `synflow.synaptic_flow`. It needs no data. In a
+    https://arxiv.org/abs/2006.05467, equation 3 and algorithm 1; see `gradients.synaptic_flow`. It needs no data. In a
     run, the 100 steps go from the dense network to the density of the round, whatever the round before has kept: its
     masks are the one-shot masks of that density, as those of `snip` and `grasp`, but those of two rounds need not be
     nested.
@@ -149,33 +154,33 @@ def synflow(inputs: CriterionInputs) -> dict[str, np.ndarray]:
         LotteryError: There is no network, SynFlow cannot evaluate it, or the scores are all zero or not finite.
     """
     network = _network(inputs, "synflow")
+    if not 0 < inputs.density <= 1:
+        raise LotteryError(f"density must be a fraction in (0, 1], not {inputs.density!r}.")
     kept = {name: mask for name, mask in inputs.kept.items() if name in inputs.trained}
-    ranks = synaptic_flow(
-        network.model, network.build, network.x, kept, inputs.density, inputs.scope, targets=inputs.targets
-    )
+    survivors = masks.num_kept(kept)
+    fractions = {
+        names: min(1.0, target / max(1, sum(survivors[name] for name in names)))
+        for names, target in (inputs.targets or {}).items()
+    }
+    if not fractions:
+        present = masks.density(kept) or 1.0
+        fractions = {names: min(1.0, inputs.density / present) for names, _ in ranking.groups(kept, inputs.scope)}
+    ranks = gradients.synaptic_flow(network.model, network.build, network.x, kept, fractions)
     return {name: ranks[name] for name in inputs.trained}
 
 
 @dataclass(frozen=True)
 class Criterion:
-    """A criterion: its scores, and what the rest of the package needs to know of it.
-
-    Attributes:
-        score: Makes the scores, of which the highest are kept.
-        needs_network: It looks at the network itself, as it is before training. Each round's masks are then made from
-            the dense network, at once.
-        is_signed: Its scores may be negative.
-        ranks_entries: It ranks single entries in steps of its own, so that scores cannot be pooled in groups.
-        definition: How often it has been defined anew. Rounds record it, so that masks of two definitions are not
-            taken for one.
-        check_model: Raises `LotteryError` if a model and a batch of inputs are not what it can score.
-    """
+    """A criterion: its scores, and what the rest of the package needs to know of it."""
 
     score: ScoreFunction
+    # It looks at the network before training. Each round's masks are then made from the dense network, at once.
     needs_network: bool = False
-    is_signed: bool = False
-    ranks_entries: bool = False
+    is_signed: bool = False  # its scores may be negative
+    ranks_entries: bool = False  # in steps of its own, so that scores cannot be pooled in groups
+    # How often it has been defined anew. Rounds record it, so that masks of two definitions are not taken for one.
     definition: int = 1
+    # Raises `LotteryError` if a model and a batch of inputs are not what it can score.
     check_model: Callable[[Any, Any], None] = lambda model, inputs: None
 
 
@@ -200,7 +205,7 @@ CRITERIA: dict[str, Criterion] = {
         needs_network=True,
         ranks_entries=True,
         definition=2,  # from dense in each round
-        check_model=check_inputs,
+        check_model=gradients.check_inputs,
     ),
 }
 

@@ -47,7 +47,8 @@ def gradual(sizes: Mapping[str, int], targets: Mapping[str, int], num_steps: int
     https://arxiv.org/abs/1710.01878, from density 1 to k / N. The survivors of lowest magnitude go.
     """
     every = interval(num_steps)
-    steps, changes = range(every, last_step(num_steps) + 1, every), {}
+    steps = range(every, last_step(num_steps) + 1, every)
+    changes = {}
     for place, step in enumerate(steps, 1):
         left = (1 - Fraction(place, len(steps))) ** 3
         counts = {name: targets[name] + round((size - targets[name]) * left) for name, size in sizes.items()}
@@ -117,11 +118,9 @@ def _replacing(
 def dropped_and_grown(kept: Masks, state: Weights, scores: Scores, fraction: float) -> Masks:
     """Drop a fraction of each weight's kept entries, and grow as many.
 
-    The entries of lowest magnitude are dropped. Of all entries that are not kept then, those of the highest scores
-    grow: an entry may be dropped and grow again, and keeps its value. Ties go to the earlier position.
-
-    Args:
-        fraction: Of n kept entries, round(fraction * n) are dropped, half to even.
+    Of n kept entries, the round(fraction * n) of lowest magnitude are dropped, half to even. Of all entries that are
+    not kept then, those of the highest scores grow: an entry may be dropped and grow again, and keeps its value. Ties
+    go to the earlier position.
     """
     changed = {}
     for name, mask in kept.items():

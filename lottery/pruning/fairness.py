@@ -39,26 +39,20 @@ def comparison(label: str, mode: str = "weights", step: int = 0, held_at: str = 
     return known and beside(known, rewinding.start_of(mode, step), step, held_at)
 
 
-def check_fair(
-    name: str,
-    mode: str,
-    step: int = 0,
-    head: str = "{name}",
-    held_at: str = "zero",
-    granularity: str = "weight",
-) -> None:
-    """Raise `LotteryError` if a branch has no fair comparison with a run's tickets; `head` begins the message."""
-    if BRANCHES[name].of_entries and granularity != "weight":
-        raise LotteryError(
-            f'{head.format(name=name)} cannot be compared fairly under prune.granularity = "{granularity}": it keeps '
-            "as many entries in all, one by one, and the ticket keeps whole groups; use random_mask."
-        )
+def check_fair(name: str, mode: str, step: int, held_at: str, granularity: str, subject: str = "") -> None:
+    """Raise `LotteryError` if a branch has no fair comparison with a run's tickets; `subject`, or its name, begins."""
+    branch = BRANCHES[name]
     start = rewinding.start_of(mode, step)
-    refused = beside(BRANCHES[name], start, step, held_at).refused
-    if refused:
-        of_mode = beside(BRANCHES[name], start, step).refused
-        where = f'rewind.mode = "{mode}"' if of_mode else f'prune.held_at = "{held_at}"'
-        raise LotteryError(f"{head.format(name=name)} cannot be compared fairly under {where}: {refused}.")
+    reasons = {
+        f'rewind.mode = "{mode}"': beside(branch, start, step).refused,
+        f'prune.held_at = "{held_at}"': beside(branch, start, step, held_at).refused,
+    }
+    if branch.of_entries and granularity != "weight":
+        why = "it keeps as many entries in all, one by one, and the ticket keeps whole groups; use random_mask"
+        reasons = {f'prune.granularity = "{granularity}"': why}
+    for where, why in reasons.items():
+        if why:
+            raise LotteryError(f"{subject or name} cannot be compared fairly under {where}: {why}.")
 
 
 def fair(mode: str, step: int = 0, held_at: str = "zero") -> list[str]:

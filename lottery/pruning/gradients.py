@@ -1,45 +1,26 @@
-"""Criteria that need gradients of a network's loss."""
+"""Scores by gradients of a network: of its loss, for SNIP and GraSP, or of the flow through it, for SynFlow."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from lottery import weights
 from lottery.errors import LotteryError, missing
+from lottery.masks import Masks
 from lottery.models import graph
-from lottery.models.kerases import evaluating, is_keras, keras_of
+from lottery.models.kerases import evaluating, is_keras, keras_of, traced_call
+from lottery.pruning import ranking
 
 Scores = dict[str, np.ndarray]
 
 TEMPERATURE = 200.0  # of GraSP: pruner/GraSP.py of its authors, and the code released with Frankle et al. 2021
-
-
-def connection_sensitivity(model: Any, x: Any, y: Any, names: Sequence[str]) -> Scores:
-    """Compute SNIP's |g * w|, Lee et al. 2019, https://arxiv.org/abs/1810.02340, equations 4 to 6, not normalised.
-
-    The loss is that of the compiled model, regularisation included, in training mode. The same model and batch give the
-    same scores, in double precision, and the model is restored afterwards.
-    """
-    gradients, held = _derivatives(model, x, y, names, twice=False), weights.read_state(model)
-    return finite({name: np.abs(gradients[name] * held[name].astype(np.float64)) for name in names}, "SNIP")
-
-
-def gradient_flow(model: Any, x: Any, y: Any, names: Sequence[str], temperature: float = TEMPERATURE) -> Scores:
-    """Compute GraSP's -S = w * (H g), Wang et al. 2020, https://arxiv.org/abs/2002.07376, equation 8.
-
-    Gradient and Hessian are those of the loss of `connection_sensitivity`, with respect to the named weights only,
-    without regularisation, and with the logits divided by a temperature: what goes into a softmax or sigmoid at the
-    model's end, otherwise its outputs. Probabilities that come from anywhere else are refused.
-    """
-    with _softened(model, temperature) as soften:
-        products, held = _derivatives(model, x, y, names, twice=True, soften=soften), weights.read_state(model)
-    return finite({name: products[name] * held[name].astype(np.float64) for name in names}, "GraSP")
+NUM_STEPS = 100  # of SynFlow
 
 
 def loss_gradient(model: Any, names: Sequence[str]) -> Callable[[Any, Any], Scores]:
-    """Make a function of a batch that computes the gradient g of the loss of `connection_sensitivity`, by weight.
+    """Make a function of a batch that computes the gradient of the loss that `criteria.snip` describes, by weight.
 
     It is traced once, and reads the model's present weights.
     """
@@ -55,16 +36,49 @@ def loss_gradient(model: Any, names: Sequence[str]) -> Callable[[Any, Any], Scor
 
     def gradient(x: Any, y: Any) -> Scores:
         x, y = tf.nest.map_structure(tf.convert_to_tensor, (x, y))
-        with (
-            _restored(model),
-            evaluating(f"The model {model.name!r} has no loss that can be evaluated and differentiated"),
-        ):
+        with _restored(model):
             if compute.experimental_get_tracing_count() == 0:
                 _loss(model, x, y, training=False)
             found = compute(x, y)
         return finite({name: np.array(value) for name, value in zip(names, found, strict=True)}, "The gradient")
 
     return gradient
+
+
+def times_weights(
+    model: Any, x: Any, y: Any, names: Sequence[str], twice: bool = False, soften: Callable[[Any], Any] | None = None
+) -> Scores:
+    """Compute w * g or, if `twice`, w * (H g) of the training loss; by weight, in double precision.
+
+    `soften`, a function of the model's outputs, makes it the loss of what it returns, without regularisation.
+    """
+    import tensorflow as tf
+
+    keras_of(model)
+    variables = weights.variables(model)
+    for name in names:
+        if name not in variables:
+            raise missing("The model has no weight", name, variables)
+    chosen = [variables[name] for name in names]
+    x, y = tf.nest.map_structure(tf.convert_to_tensor, (x, y))
+
+    def derivatives() -> list[Any]:
+        with tf.GradientTape() as outer:
+            gradients = _differentiated(model, lambda: _loss(model, x, y, True, soften), chosen)
+            # The gradient of g' g, the first g held constant, is exactly H g.
+            squared = tf.add_n([tf.reduce_sum(tf.stop_gradient(value) * value) for value in gradients])
+        return tensors(outer.gradient(squared, chosen), chosen) if twice else gradients
+
+    with _restored(model):
+        # Keras makes variables at the first call, which must not be inside the graph.
+        _loss(model, x, y, False, soften)
+        # Calling the function itself, TensorFlow would warn of repeated tracing.
+        found = tf.function(derivatives, autograph=False).get_concrete_function()()
+    held = weights.read_state(model)
+    return {
+        name: value.numpy().astype(np.float64) * held[name].astype(np.float64)
+        for name, value in zip(names, found, strict=True)
+    }
 
 
 def are_probabilities(output: np.ndarray, precision: float) -> bool:
@@ -89,46 +103,6 @@ def finite(scores: Scores, what: str) -> Scores:
         if not np.isfinite(value).all():
             raise LotteryError(f"{what}: a score of {name!r} is {value[~np.isfinite(value)][0]}, not a finite number.")
     return scores
-
-
-def _derivatives(
-    model: Any,
-    x: Any,
-    y: Any,
-    names: Sequence[str],
-    twice: bool,
-    soften: Callable[[Any], Any] | None = None,
-) -> Scores:
-    """Compute the gradient g of the training loss or, if `twice`, H g; by weight, in double precision.
-
-    `soften`, a function of the model's outputs, makes it the loss of what it returns, without regularisation.
-    """
-    import tensorflow as tf
-
-    keras_of(model)
-    variables = weights.variables(model)
-    for name in names:
-        if name not in variables:
-            raise missing("The model has no weight", name, variables)
-    chosen = [variables[name] for name in names]
-    x, y = tf.nest.map_structure(tf.convert_to_tensor, (x, y))
-
-    def derivatives() -> list[Any]:
-        with tf.GradientTape() as outer:
-            gradients = _differentiated(model, lambda: _loss(model, x, y, True, soften), chosen)
-            # The gradient of g' g, the first g held constant, is exactly H g.
-            squared = tf.add_n([tf.reduce_sum(tf.stop_gradient(value) * value) for value in gradients])
-        return tensors(outer.gradient(squared, chosen), chosen) if twice else gradients
-
-    with (
-        _restored(model),
-        evaluating(f"The model {model.name!r} has no loss that can be evaluated and differentiated"),
-    ):
-        # Keras makes variables at the first call, which must not be inside the graph.
-        _loss(model, x, y, False, soften)
-        # Calling the function itself, TensorFlow would warn of repeated tracing.
-        found = tf.function(derivatives, autograph=False).get_concrete_function()()
-    return {name: value.numpy().astype(np.float64) for name, value in zip(names, found, strict=True)}
 
 
 def _loss(model: Any, x: Any, y: Any, training: bool, soften: Callable[[Any], Any] | None = None) -> Any:
@@ -164,7 +138,7 @@ def _differentiated(model: Any, loss: Callable[[], Any], variables: Sequence[Any
 
 
 @contextlib.contextmanager
-def _softened(model: Any, temperature: float) -> Iterator[Callable[[Any], Any]]:
+def softened(model: Any, temperature: float = TEMPERATURE) -> Iterator[Callable[[Any], Any]]:
     """Divide what goes into a softmax or sigmoid at a model's end; the function yielded divides the other outputs."""
     import tensorflow as tf
 
@@ -196,7 +170,7 @@ def _softened(model: Any, temperature: float) -> Iterator[Callable[[Any], Any]]:
 
 @contextlib.contextmanager
 def _restored(model: Any) -> Iterator[None]:
-    """Restore the variables, metrics and random states of a model on the way out."""
+    """Evaluate the loss of a model, and restore its variables, metrics and random states on the way out."""
     held = weights.read_state(model)
     metrics = [(variable, np.array(variable.numpy())) for metric in model.metrics for variable in metric.variables]
     # Layers of tf_keras may keep a counter or a generator that is not among their variables.
@@ -205,7 +179,8 @@ def _restored(model: Any) -> Iterator[None]:
     inner = [generator._generator for generator in random if getattr(generator, "_generator", None)]
     states = [(generator, generator.state.numpy()) for generator in inner]
     try:
-        yield
+        with evaluating(f"The model {model.name!r} has no loss that can be evaluated and differentiated"):
+            yield
     finally:
         weights.assign(model, held)
         known = {id(variable) for variable, _ in metrics}
@@ -218,3 +193,190 @@ def _restored(model: Any) -> Iterator[None]:
             generator._seed = seed
         for generator, state in states:
             generator.state.assign(state)
+
+
+def synaptic_flow(
+    model: Any, build: Callable[[], Any], x: Any, kept: Masks, fractions: Mapping[tuple[str, ...], float]
+) -> Scores:
+    """Rank entries in the order in which SynFlow prunes them, with algorithm 1 of the paper; see `criteria.synflow`.
+
+    R is the sum of the network's outputs for an input of ones, in inference mode, with the absolute values of all
+    trained variables, and without a softmax or sigmoid at its end. Of n survivors that are ranked together, step k of
+    K = 100 leaves round(n f^(k/K)), where f is the fraction of their group. Of `x` only shapes and types matter.
+
+    Returns:
+        Ranks as floats, by weight, of the masks' shapes, counted from 1 in each group in the order of pruning, and of
+        scores within a step (the earlier position first if equal). Survivors come last; entries masked before are 0.
+    """
+    flow = flow_through(model, build, x, list(kept))
+    scores = flow(kept)
+    if all(mask.all() for mask in kept.values()) and not any(value.any() for value in scores.values()):
+        raise LotteryError("SynFlow: every score is zero, because nothing flows to the network's outputs.")
+    # By group: the positions that are still kept, how many there were, and the rank of each position that is not.
+    alive = {names: np.flatnonzero(_joined(kept, names)) for names in fractions}
+    sizes = {names: positions.size for names, positions in alive.items()}
+    ranks = {names: np.zeros(sum(kept[name].size for name in names)) for names in fractions}
+    ranked: Scores = {}  # views of `ranks`, which follow them
+    for names, rank in ranks.items():
+        parts = np.split(rank, np.cumsum([kept[name].size for name in names])[:-1])
+        ranked |= {name: part.reshape(kept[name].shape) for name, part in zip(names, parts, strict=True)}
+    now = kept
+    for step in range(1, NUM_STEPS + 1):
+        for names, fraction in fractions.items():
+            values = _joined(scores, names)[alive[names]]
+            count = values.size - round(sizes[names] * fraction ** (step / NUM_STEPS))
+            lowest = _lowest_first(values, values.size if step == NUM_STEPS else count)
+            ranks[names][alive[names][lowest]] = sizes[names] - values.size + 1 + np.arange(lowest.size)
+            alive[names] = np.delete(alive[names], lowest[:count])
+        left = {name: mask & (ranked[name] == 0) for name, mask in kept.items()}
+        if step < NUM_STEPS and any(np.any(left[name] != now[name]) for name in kept):
+            scores = flow(left)
+        now = left
+    return ranked
+
+
+def _lowest_first(values: np.ndarray, count: int) -> np.ndarray:
+    """Return the positions of the `count` lowest values, lowest first, the earlier first if equal."""
+    chosen = np.flatnonzero(ranking.lowest(values, count))
+    return chosen[np.argsort(values[chosen], kind="stable")]
+
+
+def _joined(arrays: Mapping[str, np.ndarray], names: Sequence[str]) -> np.ndarray:
+    return np.concatenate([np.ravel(arrays[name]) for name in names])
+
+
+def flow_through(model: Any, build: Callable[[], Any], x: Any, names: Sequence[str]) -> Callable[[Masks], Scores]:
+    """Make a function from masks to SynFlow's scores |w * dR/dw| of the named weights; the model is read only once."""
+    # In double precision, since R grows with the product of all widths.
+    with (
+        _in_float64(keras_of(model)),
+        evaluating(f"SynFlow evaluates the model {model.name!r} in double precision, in which it cannot be"),
+    ):
+        copy = build()
+        absolute = _absolute(model, copy)
+        weights.assign(copy, absolute)
+        for layer in graph.last_layers(copy):
+            if graph.is_squashing(layer):  # the sum of such outputs has no useful gradient
+                layer.activation = lambda value: value
+        evaluate, inputs = _traced_flow(copy, x, names)
+        _refuse_lookups(model, inputs)
+
+    def scores(masks: Masks) -> Scores:
+        masked = {name: absolute[name] * masks[name] for name in names}
+        weights.assign(copy, masked)
+        outputs, total, derivatives = evaluate()
+        if not np.isfinite(total.numpy()):
+            raise LotteryError(
+                f"SynFlow cannot score the model {model.name!r}: the sum of its outputs is {float(total)}, which "
+                "double precision cannot hold. Use smaller initial weights or normalisation."
+            )
+        if any(are_probabilities(output.numpy(), 1e-9) for output in outputs):
+            raise LotteryError(
+                f"SynFlow: the outputs of the model {model.name!r} are probabilities, whose sum is always 1; make the "
+                "model return logits."
+            )
+        with np.errstate(over="ignore", invalid="ignore"):  # reported by `finite`
+            found = {name: np.abs(masked[name] * value.numpy()) for name, value in zip(names, derivatives, strict=True)}
+        return finite(found, "SynFlow")
+
+    return scores
+
+
+def _absolute(model: Any, copy: Any) -> dict[str, np.ndarray]:
+    """Read the variables of a model in double precision, of trained variables their absolute values."""
+    variables = weights.variables(copy)
+    state = weights.read_state(model)
+    shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
+    if shapes != {name: value.shape for name, value in state.items()}:
+        raise LotteryError(
+            f"The function that builds the model {model.name!r} built another architecture the second time."
+        )
+    floating = {name: value.astype(np.float64) for name, value in state.items() if "float" in str(value.dtype)}
+    trained = [name for name in floating if weights.is_trained(copy, variables[name])]
+    return floating | {name: np.abs(floating[name]) for name in trained}
+
+
+def _traced_flow(copy: Any, x: Any, names: Sequence[str]) -> tuple[Any, list[Any]]:
+    """Trace outputs, their sum R and its gradients for inputs of ones; return the function and its inputs' tensors."""
+    import tensorflow as tf
+
+    ones = tf.nest.map_structure(_ones, x)
+    traced = []
+    variables = weights.variables(copy)
+    chosen = [variables[name] for name in names]
+
+    def flow() -> tuple[Any, Any, Any]:
+        traced[:] = [tf.identity(value) for value in tf.nest.flatten(ones)]
+        inputs = tf.nest.pack_sequence_as(ones, traced)
+        with tf.GradientTape() as tape:
+            outputs = [tf.cast(output, tf.float64) for output in tf.nest.flatten(copy(inputs, training=False))]
+            total = tf.add_n([tf.reduce_sum(output) for output in outputs])
+        return outputs, total, tensors(tape.gradient(total, chosen), chosen)
+
+    copy(ones, training=False)  # Keras makes variables at the first call, which must not be inside the graph
+    return tf.function(flow, autograph=False).get_concrete_function(), traced
+
+
+def check_inputs(model: Any, x: Any) -> None:
+    """Raise `LotteryError` if a model looks its inputs up, of which `x` is an example; `synaptic_flow` does too."""
+    import tensorflow as tf
+
+    specs = tf.nest.map_structure(lambda value: tf.TensorSpec(value.shape, value.dtype), x)
+    with evaluating(f"The model {model.name!r} cannot be called on its inputs"):
+        called = traced_call(model, specs)
+    _refuse_lookups(model, called.inputs[: len(tf.nest.flatten(x))])
+
+
+def _refuse_lookups(model: Any, tensors: Sequence[Any]) -> None:
+    # Of the table of an Embedding only the entry of token 1 would have a score.
+    if any(_is_looked_up(tensor) for tensor in tensors):
+        raise LotteryError(
+            f"SynFlow: the model {model.name!r} looks its input up by whole numbers, as an Embedding does, so an input "
+            "of ones is the second entry of a table, and all other entries would score zero; use another criterion, "
+            'such as "magnitude" or "snip".'
+        )
+
+
+# Operations of a graph that move the numbers of an input, and those that look at its shape alone.
+_MOVING = {
+    "Cast", "ConcatV2", "ExpandDims", "Identity", "Pack", "Reshape", "Slice", "Split", "SplitV", "Squeeze",
+    "StridedSlice", "Transpose", "Unpack",
+}  # fmt: skip
+_OF_SHAPES = {"Rank", "Shape", "Size"}
+
+
+def _is_looked_up(tensor: Any) -> bool:
+    """Check if a graph takes a tensor for positions, in a table for instance, rather than for numbers."""
+    waiting = [tensor]
+    seen = set()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        for operation in value.consumers():
+            numbers = [output for output in operation.outputs if not output.dtype.is_bool]
+            kinds = {"float" if output.dtype.is_floating else "whole" for output in numbers}
+            if operation.type in _MOVING or (value.dtype.is_integer and kinds == {"whole"}):
+                waiting += operation.outputs if operation.type not in _OF_SHAPES else []
+            elif value.dtype.is_integer and "float" in kinds:
+                return True
+    return False
+
+
+@contextlib.contextmanager
+def _in_float64(keras: Any) -> Iterator[None]:
+    """Build layers in double precision, unless they name a precision of their own."""
+    floatx, policy = keras.backend.floatx(), keras.mixed_precision.global_policy()
+    try:
+        keras.backend.set_floatx("float64")
+        keras.mixed_precision.set_global_policy("float64")
+        yield
+    finally:
+        keras.backend.set_floatx(floatx)
+        keras.mixed_precision.set_global_policy(policy)
+
+
+def _ones(value: Any) -> np.ndarray:
+    value = np.asarray(value)
+    return np.ones((1, *value.shape[1:]), value.dtype if value.dtype.kind in "iub" else np.float64)

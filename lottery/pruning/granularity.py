@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,29 +16,28 @@ from lottery.models.units import Units
 from lottery.pruning.ranking import check_numbers
 
 
-def l1(values: np.ndarray, present: np.ndarray, is_mean: bool) -> np.ndarray:
+def l1(values: np.ndarray, present: np.ndarray, sizes: Any) -> np.ndarray:
     """The sum of a group's scores, which for absolute values is their L1 norm; or their mean."""
-    return np.where(present, values, 0).sum(axis=0) / (_sizes(present) if is_mean else 1)
+    return np.where(present, values, 0).sum(axis=0) / sizes
 
 
-def l2(values: np.ndarray, present: np.ndarray, is_mean: bool) -> np.ndarray:
+def l2(values: np.ndarray, present: np.ndarray, sizes: Any) -> np.ndarray:
     """The root of the sum, or of the mean, of a group's squared scores, none of which may be negative."""
     if np.any(values[present] < 0):
         raise LotteryError(
             'prune.norm = "l2" squares the scores, and some are negative; use prune.norm = "l1", the sum of scores.'
         )
-    return np.sqrt((np.where(present, values, 0) ** 2).sum(axis=0) / (_sizes(present) if is_mean else 1))
+    return np.sqrt((np.where(present, values, 0) ** 2).sum(axis=0) / sizes)
 
 
-def largest(values: np.ndarray, present: np.ndarray, is_mean: bool) -> np.ndarray:
+def largest(values: np.ndarray, present: np.ndarray, sizes: Any) -> np.ndarray:
     """The highest of a group's scores."""
     return np.where(present, values, -np.inf).max(axis=0)
 
 
 # By the name in ``prune.norm``. Functions of scores in double precision, (entries of a group, groups), of an array that
-# is True where an entry is still kept, and of whether groups of other sizes are ranked beside them: then the mean per
-# kept entry counts, so that a group is not kept for its size alone.
-NORMS: dict[str, Callable[[np.ndarray, np.ndarray, bool], np.ndarray]] = {"l1": l1, "l2": l2, "max": largest}
+# is True where an entry is still kept, and of what to divide the sums of groups by, to make them means.
+NORMS: dict[str, Callable[[np.ndarray, np.ndarray, Any], np.ndarray]] = {"l1": l1, "l2": l2, "max": largest}
 
 
 @dataclass(frozen=True)
@@ -56,21 +55,224 @@ class Granularity:
         return GRANULARITIES[self.name]
 
 
-@dataclass(frozen=True)
 class Groups:
-    """The groups of the entries of some weights: how many there are, and functions between groups and entries."""
+    """The groups of the entries of some weights. Here each entry is a group by itself.
 
-    weights: Shapes
-    shapes: Shapes  # of an array with an element for each group, by the weight under whose name groups are ranked
-    # From scores, masks, and whether groups of other sizes are ranked beside them, to a score of each group.
-    pool: Callable[[Scores, Masks, bool], Scores]
-    alive: Callable[[Masks], Masks]  # finds the groups of which an entry is kept
-    expand: Callable[[Masks], Masks]  # makes the masks of the weights that keep some groups; the inverse of `alive`
-    broken: Callable[[Masks], list[str]]  # lists the weights whose masks keep a part of a group
-    # Draws masks of the same structure at random, which keep as many groups of each weight; None without a structure.
-    shuffled: Callable[[Masks, np.random.Generator], Masks] | None
-    # From a number of rounds to what each keeps of each weight, where that follows from the granularity.
-    counts: Callable[[int], dict[str, list[int]]] = lambda num_rounds: {}
+    Such are the tickets of Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635.
+    """
+
+    def __init__(self, weights: Shapes, how: Granularity, removable: Sequence[Units] = ()) -> None:
+        self.weights = weights
+        # Of arrays with an element for each group, by the weight under whose name groups are ranked.
+        self.shapes = weights
+        self.how = how
+
+    def pool(self, scores: Scores, masks: Masks, is_mean: bool) -> Scores:
+        """Make a score of each group from its kept entries, a mean if groups of other sizes are ranked beside it."""
+        return scores
+
+    def alive(self, masks: Masks) -> Masks:
+        """Find the groups of which an entry is kept."""
+        return masks
+
+    def expand(self, alive: Masks) -> Masks:
+        """Make the masks of the weights that keep some groups: the inverse of `alive`."""
+        return alive
+
+    def broken(self, masks: Masks) -> list[str]:
+        """List the weights whose masks keep a part of a group."""
+        expected = self.expand(self.alive(masks))
+        return [name for name, mask in masks.items() if np.any(mask != expected[name])]
+
+    def shuffled(self, masks: Masks, rng: np.random.Generator) -> Masks:
+        """Draw masks of the same structure at random, which keep as many groups of each weight."""
+        raise NotImplementedError  # single entries have no structure; see `Plan.shuffled`
+
+    def counts(self, num_rounds: int) -> dict[str, list[int]]:
+        """Count what each round keeps of each weight, where that follows from the granularity."""
+        return {}
+
+
+class _Pooled(Groups):
+    """Groups of several entries, whose scores are pooled."""
+
+    def _members(self, name: str, arrays: Mapping[str, np.ndarray], fill: Any = 0) -> np.ndarray:
+        """Arrange entries as (entries of a group, groups), with `fill` where there is no entry."""
+        raise NotImplementedError
+
+    def pool(self, scores: Scores, masks: Masks, is_mean: bool) -> Scores:
+        _check_scores(masks, scores)
+        pooled = {}
+        for name, shape in self.shapes.items():
+            # In double precision: sums in single precision would round to ties that the scores do not have.
+            values = self._members(name, scores).astype(np.float64)
+            present = self._members(name, masks, False)
+            check_numbers(name, values[present])
+            # Beside groups of other sizes the mean counts, so that a group is not kept for its size alone.
+            sizes = np.maximum(present.sum(axis=0), 1) if is_mean else 1
+            pooled[name] = NORMS[self.how.norm](values, present, sizes).reshape(shape)
+        return pooled
+
+    def alive(self, masks: Masks) -> Masks:
+        return {
+            name: np.reshape(self._members(name, masks, False).any(axis=0), shape)
+            for name, shape in self.shapes.items()
+        }
+
+    def shuffled(self, masks: Masks, rng: np.random.Generator) -> Masks:
+        drawn: Masks = {}
+        whole = {name: np.ones(shape, bool) for name, shape in self.weights.items()}
+        for name, present in self.alive(masks).items():
+            # Among groups of one size, because those at the border of a matrix may be smaller.
+            sizes = self._members(name, whole, False).sum(axis=0)
+            kept = present.reshape(-1).copy()
+            for size in np.unique(sizes):
+                kept[sizes == size] = rng.permutation(kept[sizes == size])
+            drawn[name] = kept.reshape(present.shape)
+        return self.expand(drawn)
+
+
+class MadeUnits(_Pooled):
+    """All weights into a unit of a layer; with it, those out of it.
+
+    The filters of Li et al. 2017, https://arxiv.org/abs/1608.08710, section 3.1, ranked by the sum of absolute weights;
+    for Dense layers, the same without windows. Layers whose outputs are added up, as in residual networks, share their
+    units: their scores are pooled, and a unit goes from all of them. Units of the output layer, and of layers of the
+    other kind, stay.
+    """
+
+    def __init__(self, weights: Shapes, how: Granularity, removable: Sequence[Units] = ()) -> None:
+        super().__init__(weights, how)
+        self._removable = {unit["made_by"][0]: unit for unit in removable}
+        self.shapes = {name: (int(unit["size"]),) for name, unit in self._removable.items()}
+        for first, unit in self._removable.items():
+            fits = [weights[name][-1] == unit["size"] for name in unit["made_by"] if name in weights]
+            fits += [weights[name][-2] % unit["size"] == 0 for name in unit["read_by"] if name in weights]
+            if not all(fits) or len(fits) < len(unit["made_by"]) + len(unit["read_by"]):
+                raise LotteryError(f"The units of {first} do not fit the shapes of the weights.")
+
+    def _members(self, name: str, arrays: Mapping[str, np.ndarray], fill: Any = 0) -> np.ndarray:
+        kernels = [np.asarray(arrays[kernel]) for kernel in self._removable[name]["made_by"]]
+        return np.concatenate([kernel.reshape(-1, kernel.shape[-1]) for kernel in kernels])
+
+    def expand(self, alive: Masks) -> Masks:
+        """Keep what goes into and out of the units that are kept."""
+        masks = {name: np.ones(shape, dtype=bool) for name, shape in self.weights.items()}
+        for first, unit in self._removable.items():
+            for name in unit["made_by"]:
+                masks[name] &= alive[first]
+            for name in unit["read_by"]:
+                masks[name] &= np.resize(alive[first], masks[name].shape[-2])[:, None]
+        return masks
+
+
+class Blocks(_Pooled):
+    """Blocks of a kernel as a matrix of (inputs, outputs), where the inputs are all its axes but the last.
+
+    As the block sparsity of TensorFlow Model Optimization (tfmot), which knows matrices only: its ``AVG`` is the norm
+    ``l1``, its ``MAX`` the norm ``max``. It keeps every block that scores as much as the last block that it keeps, so
+    ties make it keep more. Blocks at the lower and right border may be smaller; here they count with the entries that
+    they have. tfmot pads the matrix on all sides before it pools and masks blocks from the upper left corner, so that
+    it ranks such a matrix by windows that are not its blocks.
+    """
+
+    def __init__(self, weights: Shapes, how: Granularity, removable: Sequence[Units] = ()) -> None:
+        super().__init__(weights, how)
+        height, width = how.block
+        self._matrices = {name: (math.prod(shape[:-1]), (shape or (1,))[-1]) for name, shape in weights.items()}
+        self.shapes = {
+            name: (-(-rows // height), -(-columns // width)) for name, (rows, columns) in self._matrices.items()
+        }
+
+    def _members(self, name: str, arrays: Mapping[str, np.ndarray], fill: Any = 0) -> np.ndarray:
+        (height, width), (rows, columns), (down, across) = self.how.block, self._matrices[name], self.shapes[name]
+        border = (0, down * height - rows), (0, across * width - columns)
+        padded = np.pad(np.asarray(arrays[name]).reshape(rows, columns), border, constant_values=fill)
+        return padded.reshape(down, height, across, width).transpose(1, 3, 0, 2).reshape(height * width, -1)
+
+    def expand(self, alive: Masks) -> Masks:
+        """Keep every entry of the blocks that are kept."""
+        masks = {}
+        for name, kept in alive.items():
+            rows, columns = self._matrices[name]
+            whole = kept.repeat(self.how.block[0], axis=0).repeat(self.how.block[1], axis=1)
+            masks[name] = whole[:rows, :columns].reshape(self.weights[name]).copy()
+        return masks
+
+
+class NOfM(Groups):
+    """The n highest of every m consecutive entries along the inputs, for each output.
+
+    Mishra et al. 2021, https://arxiv.org/abs/2104.08378, section 3.1, of which 2 of 4 is what NVIDIA's sparse tensor
+    cores multiply. The inputs are the last axis of a kernel but one: for a convolution, the input channels at each
+    position of its window. If m does not divide them, the last group is as if padded with zeros: it keeps n entries, or
+    all that it has. The masks are those of tfmot's ``sparsity_m_by_n`` with m - n zeros by m, which prunes the later of
+    equal entries where this prunes the earlier.
+    """
+
+    def pool(self, scores: Scores, masks: Masks, is_mean: bool = False) -> Scores:
+        """Rank entries within their groups, the highest last at -1, so that ranking all prunes as many of each."""
+        _check_scores(masks, scores)
+        pooled = {}
+        for name, mask in masks.items():
+            check_numbers(name, np.asarray(scores[name])[mask])
+            values = self._grouped(name, scores[name], 0)
+            present = self._grouped(name, mask, False)
+            order = np.lexsort((values, present), axis=2)  # stable: of equals, the earlier is lower
+            ranks = np.empty(values.shape)
+            places = np.arange(-values.shape[2], 0.0)[:, None]
+            np.put_along_axis(ranks, order, np.broadcast_to(places, values.shape), axis=2)
+            pooled[name] = self._ungrouped(name, ranks)
+        return pooled
+
+    def broken(self, masks: Masks) -> list[str]:
+        """List the weights of which some m entries keep another number than the others."""
+        found = []
+        for name, mask in masks.items():
+            counts = self._grouped(name, mask, False).sum(axis=2)
+            sizes = self._grouped(name, np.ones_like(mask), False).sum(axis=2)
+            if np.any(counts != np.minimum(sizes, counts.max(initial=0))):
+                found.append(name)
+        return found
+
+    def shuffled(self, masks: Masks, rng: np.random.Generator) -> Masks:
+        """Draw which entries each m keep, as many as they do."""
+        drawn = {}
+        for name, mask in masks.items():
+            ranks = self.pool({name: rng.random(mask.shape)}, {name: np.ones_like(mask)})[name]
+            num_kept = self._grouped(name, mask, False).sum(axis=2, keepdims=True)
+            drawn[name] = self._ungrouped(name, self._grouped(name, ranks, -np.inf) >= -num_kept)
+        return drawn
+
+    def counts(self, num_rounds: int) -> dict[str, list[int]]:
+        """Let the number kept of each m fall evenly from m to n."""
+        n, m = self.how.n_of_m
+        rounds = [m - (m - n) * number // max(1, num_rounds) for number in range(num_rounds + 1)]
+        found = {}
+        for name in self.weights:
+            others, inputs, outputs = self._axes(name)
+            whole, rest = divmod(inputs, m)
+            found[name] = [others * outputs * (whole * kept + min(rest, kept)) for kept in rounds]
+        return found
+
+    def _axes(self, name: str) -> tuple[int, int, int]:
+        """Count the entries along all other axes, the inputs and the outputs."""
+        missing = 2 - len(self.weights[name])  # axes: a vector has a single input
+        *others, inputs, outputs = *[1] * missing, *self.weights[name]
+        return math.prod(others), inputs, outputs
+
+    def _grouped(self, name: str, array: np.ndarray, fill: Any) -> np.ndarray:
+        """Arrange entries as (other axes, groups, m, outputs)."""
+        others, inputs, outputs = self._axes(name)
+        m = self.how.n_of_m[1]
+        array = np.asarray(array).reshape(others, inputs, outputs)
+        padded = np.pad(array, ((0, 0), (0, -inputs % m), (0, 0)), constant_values=fill)
+        return padded.reshape(others, -1, m, outputs)
+
+    def _ungrouped(self, name: str, array: np.ndarray) -> np.ndarray:
+        """Arrange entries as the weight has them, without those that fill up the last group."""
+        others, inputs, outputs = self._axes(name)
+        return array.reshape(others, -1, outputs)[:, :inputs].reshape(self.weights[name])
 
 
 @dataclass(frozen=True)
@@ -84,211 +286,13 @@ class Kind:
     of_convolutions: bool | None = None  # whose units are groups: Dense (False) or convolutions (True)
 
 
-def entries(shapes: Shapes, how: Granularity, removable: Sequence[Units] = ()) -> Groups:
-    """Every entry of a weight by itself: the tickets of Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635."""
-    same: Callable[[Masks], Masks] = lambda masks: masks  # noqa: E731
-    return Groups(shapes, shapes, lambda scores, masks, is_mean: scores, same, same, lambda masks: [], None)
-
-
-def made_units(shapes: Shapes, how: Granularity, removable: Sequence[Units] = ()) -> Groups:
-    """All weights into a unit of a layer; with it, those out of it.
-
-    The filters of Li et al. 2017, https://arxiv.org/abs/1608.08710, section 3.1, ranked by the sum of absolute weights;
-    for Dense layers, the same without windows. Layers whose outputs are added up, as in residual networks, share their
-    units: their scores are pooled, and a unit goes from all of them. Units of the output layer, and of layers of the
-    other kind, stay.
-    """
-    made_by = {unit["made_by"][0]: tuple(unit["made_by"]) for unit in removable}
-    for unit in removable:
-        fits = [shapes[name][-1] == unit["size"] for name in unit["made_by"] if name in shapes]
-        fits += [shapes[name][-2] % unit["size"] == 0 for name in unit["read_by"] if name in shapes]
-        if not all(fits) or len(fits) < len(unit["made_by"]) + len(unit["read_by"]):
-            raise LotteryError(f"The units of {unit['made_by'][0]} do not fit the shapes of the weights.")
-
-    def members(name: str, arrays: Mapping[str, np.ndarray], fill: Any = 0) -> np.ndarray:
-        kernels = [np.asarray(arrays[kernel]) for kernel in made_by[name]]
-        return np.concatenate([kernel.reshape(-1, kernel.shape[-1]) for kernel in kernels])
-
-    def expand(alive: Masks) -> Masks:
-        masks = {name: np.ones(shape, dtype=bool) for name, shape in shapes.items()}
-        for unit in removable:
-            kept = alive[unit["made_by"][0]]
-            for name in unit["made_by"]:
-                masks[name] &= kept
-            for name in unit["read_by"]:
-                masks[name] &= np.resize(kept, masks[name].shape[-2])[:, None]
-        return masks
-
-    sizes = {unit["made_by"][0]: (int(unit["size"]),) for unit in removable}
-    return _pooled(shapes, sizes, members, expand, how.norm)
-
-
-def blocks(shapes: Shapes, how: Granularity, removable: Sequence[Units] = ()) -> Groups:
-    """Blocks of a kernel as a matrix of (inputs, outputs), where the inputs are all its axes but the last.
-
-    As the block sparsity of TensorFlow Model Optimization (tfmot), which knows matrices only: its ``AVG`` is the norm
-    ``l1``, its ``MAX`` the norm ``max``. It keeps every block that scores as much as the last block that it keeps, so
-    ties make it keep more. Blocks at the lower and right border may be smaller; here they count with the entries that
-    they have. tfmot pads the matrix on all sides before it pools and masks blocks from the upper left corner, so that
-    it ranks such a matrix by windows that are not its blocks.
-    """
-    height, width = how.block
-    matrices = {name: (math.prod(shape[:-1]), (shape or (1,))[-1]) for name, shape in shapes.items()}
-    grids = {name: (-(-rows // height), -(-columns // width)) for name, (rows, columns) in matrices.items()}
-
-    def members(name: str, arrays: Mapping[str, np.ndarray], fill: Any = 0) -> np.ndarray:
-        (rows, columns), (down, across) = matrices[name], grids[name]
-        border = (0, down * height - rows), (0, across * width - columns)
-        padded = np.pad(np.asarray(arrays[name]).reshape(rows, columns), border, constant_values=fill)
-        return padded.reshape(down, height, across, width).transpose(1, 3, 0, 2).reshape(height * width, -1)
-
-    def expand(alive: Masks) -> Masks:
-        masks = {}
-        for name, kept in alive.items():
-            rows, columns = matrices[name]
-            whole = kept.repeat(height, axis=0).repeat(width, axis=1)
-            masks[name] = whole[:rows, :columns].reshape(shapes[name]).copy()
-        return masks
-
-    return _pooled(shapes, grids, members, expand, how.norm)
-
-
-def _pooled(
-    weights: Shapes,
-    shapes: Shapes,
-    members: Callable[..., np.ndarray],
-    expand: Callable[[Masks], Masks],
-    norm: str,
-) -> Groups:
-    """Make groups whose scores are pooled.
-
-    `members`, of a name, arrays and a value for where there is no entry, arranges entries as (entries of a group,
-    groups).
-    """
-
-    def pool(scores: Scores, masks: Masks, is_mean: bool) -> Scores:
-        masks_module.check(masks, {name: np.asarray(scores[name]) for name in masks if name in scores})
-        pooled = {}
-        for name, shape in shapes.items():
-            # In double precision: sums in single precision would round to ties that the scores do not have.
-            values, present = members(name, scores).astype(np.float64), members(name, masks, False)
-            check_numbers(name, values[present])
-            pooled[name] = NORMS[norm](values, present, is_mean).reshape(shape)
-        return pooled
-
-    def alive(masks: Masks) -> Masks:
-        return {name: np.asarray(members(name, masks, False).any(axis=0)).reshape(shapes[name]) for name in shapes}
-
-    def broken(masks: Masks) -> list[str]:
-        expected = expand(alive(masks))
-        return [name for name, mask in masks.items() if np.any(mask != expected[name])]
-
-    def shuffled(masks: Masks, rng: np.random.Generator) -> Masks:
-        drawn: Masks = {}
-        whole = masks_module.ones_like({name: np.empty(shape) for name, shape in weights.items()})
-        for name, present in alive(masks).items():
-            # Among groups of one size, because those at the border of a matrix may be smaller.
-            sizes = members(name, whole, False).sum(axis=0)
-            kept = present.reshape(-1).copy()
-            for size in np.unique(sizes):
-                kept[sizes == size] = rng.permutation(kept[sizes == size])
-            drawn[name] = kept.reshape(present.shape)
-        return expand(drawn)
-
-    return Groups(weights, shapes, pool, alive, expand, broken, shuffled)
-
-
-def n_of_m(shapes: Shapes, how: Granularity, removable: Sequence[Units] = ()) -> Groups:
-    """The n highest of every m consecutive entries along the inputs, for each output.
-
-    Mishra et al. 2021, https://arxiv.org/abs/2104.08378, section 3.1, of which 2 of 4 is what NVIDIA's sparse tensor
-    cores multiply. The inputs are the last axis of a kernel but one: for a convolution, the input channels at each
-    position of its window. If m does not divide them, the last group is as if padded with zeros: it keeps n entries, or
-    all that it has. The masks are those of tfmot's ``sparsity_m_by_n`` with m - n zeros by m, which prunes the later of
-    equal entries where this prunes the earlier.
-    """
-    n, m = how.n_of_m
-    consecutive = _Consecutive(shapes, m)
-    grouped, ungrouped = consecutive.grouped, consecutive.ungrouped
-
-    def pool(scores: Scores, masks: Masks, is_mean: bool = False) -> Scores:
-        """Rank entries within their groups, the highest last at -1, so that ranking all prunes as many of each."""
-        pooled = {}
-        for name, mask in masks.items():
-            masks_module.check({name: mask}, {name: np.asarray(scores[name])} if name in scores else {})
-            check_numbers(name, np.asarray(scores[name])[mask])
-            values, present = grouped(name, scores[name], 0), grouped(name, mask, False)
-            order = np.lexsort((values, present), axis=2)  # stable: of equals, the earlier is lower
-            ranks = np.empty(values.shape)
-            places = np.arange(-values.shape[2], 0.0)[:, None]
-            np.put_along_axis(ranks, order, np.broadcast_to(places, values.shape), axis=2)
-            pooled[name] = ungrouped(name, ranks)
-        return pooled
-
-    def broken(masks: Masks) -> list[str]:
-        """List the weights of which some m entries keep another number than the others."""
-        found = []
-        for name, mask in masks.items():
-            counts = grouped(name, mask, False).sum(axis=2)
-            sizes = grouped(name, np.ones_like(mask), False).sum(axis=2)
-            if np.any(counts != np.minimum(sizes, counts.max(initial=0))):
-                found.append(name)
-        return found
-
-    def shuffled(masks: Masks, rng: np.random.Generator) -> Masks:
-        drawn = {}
-        for name, mask in masks.items():
-            ranks = pool({name: rng.random(mask.shape)}, {name: np.ones_like(mask)})[name]
-            kept = grouped(name, ranks, -np.inf) >= -grouped(name, mask, False).sum(axis=2, keepdims=True)
-            drawn[name] = ungrouped(name, kept)
-        return drawn
-
-    def counts(num_rounds: int) -> dict[str, list[int]]:
-        """Let the number kept of each m fall evenly from m to n."""
-        found = {}
-        rounds = [m - (m - n) * index // max(1, num_rounds) for index in range(num_rounds + 1)]
-        for name in shapes:
-            others, inputs, outputs = consecutive.axes(name)
-            whole, rest = divmod(inputs, m)
-            found[name] = [others * outputs * (whole * kept + min(rest, kept)) for kept in rounds]
-        return found
-
-    return replace(entries(shapes, how), pool=pool, broken=broken, shuffled=shuffled, counts=counts)
-
-
-@dataclass(frozen=True)
-class _Consecutive:
-    """Arranges the entries of weights by every `m` consecutive inputs of an output, and back."""
-
-    shapes: Shapes
-    m: int
-
-    def axes(self, name: str) -> tuple[int, int, int]:
-        """Count the entries along all other axes, the inputs and the outputs."""
-        missing = 2 - len(self.shapes[name])  # axes: a vector has a single input
-        *others, inputs, outputs = *[1] * missing, *self.shapes[name]
-        return math.prod(others), inputs, outputs
-
-    def grouped(self, name: str, array: np.ndarray, fill: Any) -> np.ndarray:
-        """Arrange entries as (other axes, groups, m, outputs)."""
-        others, inputs, outputs = self.axes(name)
-        array = np.asarray(array).reshape(others, inputs, outputs)
-        padded = np.pad(array, ((0, 0), (0, -inputs % self.m), (0, 0)), constant_values=fill)
-        return padded.reshape(others, -1, self.m, outputs)
-
-    def ungrouped(self, name: str, array: np.ndarray) -> np.ndarray:
-        """Arrange entries as the weight has them, without those that fill up the last group."""
-        others, inputs, outputs = self.axes(name)
-        return array.reshape(others, -1, outputs)[:, :inputs].reshape(self.shapes[name])
-
-
 # By the name in ``prune.granularity``.
 GRANULARITIES: dict[str, Kind] = {
-    "weight": Kind(entries),
-    "unit": Kind(made_units, noun="units", pools=True, of_convolutions=False),
-    "channel": Kind(made_units, noun="channels", pools=True, of_convolutions=True),
-    "block": Kind(blocks, noun="blocks", pools=True, takes="block"),
-    "n_of_m": Kind(n_of_m, takes="n_of_m"),
+    "weight": Kind(Groups),
+    "unit": Kind(MadeUnits, noun="units", pools=True, of_convolutions=False),
+    "channel": Kind(MadeUnits, noun="channels", pools=True, of_convolutions=True),
+    "block": Kind(Blocks, noun="blocks", pools=True, takes="block"),
+    "n_of_m": Kind(NOfM, takes="n_of_m"),
 }
 
 # Those that remove units of a layer, whose names the layers' kernels have.
@@ -296,12 +300,7 @@ UNITS = tuple(name for name, kind in GRANULARITIES.items() if kind.of_convolutio
 
 
 def grouped(how: Granularity, shapes: Shapes, removable: Sequence[Units] = ()) -> Groups:
-    """Group the entries of weights.
-
-    Args:
-        how: The granularity; `check` says what is wrong with it.
-        shapes: Of all prunable weights, by name.
-        removable: For units and channels: what `lottery.models.units.removable` lists of the model.
+    """Group the entries of all prunable weights; for units and channels, `removable` is what `units_of` lists.
 
     Raises:
         LotteryError: The model has no such unit, or the units do not fit the shapes.
@@ -327,10 +326,10 @@ def units_of(how: Granularity, model: Any, whole: Collection[str] = ()) -> list[
         return units.removable(model, kind.of_convolutions)
     if kind.takes:
         other = [name for name in weights.prunable(model) if name not in (*units.kernels(model), *whole)]
-        for name in other:
+        if other:
             raise LotteryError(
-                f'prune.granularity = "{how.name}" is for kernels of Dense and convolutions, not for {name!r}; keep it '
-                f'whole with prune.rates = {{ "{name}" = 0.0 }}.'
+                f'prune.granularity = "{how.name}" is for kernels of Dense and convolutions, not for {other[0]!r}; '
+                f'keep it whole with prune.rates = {{ "{other[0]}" = 0.0 }}.'
             )
     return []
 
@@ -361,5 +360,5 @@ def check(how: Granularity) -> None:
         )
 
 
-def _sizes(present: np.ndarray) -> np.ndarray:
-    return np.maximum(present.sum(axis=0), 1)
+def _check_scores(masks: Masks, scores: Scores) -> None:
+    masks_module.check(masks, {name: np.asarray(scores[name]) for name in masks if name in scores})

@@ -45,14 +45,11 @@ def at_initial(name: str, initial: Weights, trained: Weights, kept: Masks, befor
     """Decide where a round holds entries at their initial values, if it masks them; the other entries are at zero.
 
     Args:
-        name: A key of `MASK_ACTIONS`.
+        name: A key of `MASK_ACTIONS`. If it holds all entries at zero, nothing is returned.
         initial: The values at the rewind step.
         trained: The values that decide which entries the round prunes.
         kept: The masks that the round prunes further. What they mask stays as it was decided when it was pruned.
         before: The weights at the end of the round before, which show what was decided then.
-
-    Returns:
-        Boolean arrays by weight; empty if all masked entries are at zero.
     """
     if is_zero(name):
         return {}

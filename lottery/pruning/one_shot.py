@@ -66,6 +66,26 @@ def prune(
         raise LotteryError(f"prune needs one of sparsity and below, not {given}.")
     what, highest = ("below", math.inf) if sparsity is None else ("sparsity", 1.0)
     general = ranking.number(what, below if sparsity is None else sparsity, highest)
+    magnitudes = _magnitudes(model, biases)
+    whole = [name for name, rate in ranking.by_weight(magnitudes, rates or {}).items() if not rate]
+    groups = grouped(how, {name: value.shape for name, value in magnitudes.items()}, units_of(how, model, whole))
+    own = ranking.by_weight(groups.shapes, rates or {})
+    own = {name: ranking.number(f"rates[{name!r}]", value, highest) for name, value in own.items()}
+    if below is None:
+        dense = ones_like(magnitudes)
+        alive = groups.alive(dense)
+        pooled = groups.pool(magnitudes, dense, scope == ranking.GLOBAL)
+        if fixed := groups.counts(1):
+            counts = {name: of[0] - of[1] for name, of in fixed.items() if name not in own}
+            return ranking.prune_counts(pooled, alive, {(name,): counts.get(name, 0) for name in alive})
+        return groups.expand(ranking.keep_highest(pooled, alive, general, scope, own))
+    ranking.groups(magnitudes, scope, own)  # for its errors
+    with np.errstate(over="ignore"):  # a threshold beyond the weight's range is infinite
+        return {name: ~(value < value.dtype.type(own.get(name, general))) for name, value in magnitudes.items()}
+
+
+def _magnitudes(model: Any, biases: bool) -> dict[str, np.ndarray]:
+    """Read the absolute values of all prunable weights, or raise if there are none, or NaN among them."""
     magnitudes = {name: np.abs(value) for name, value in weights.read(model, biases).items()}
     if not magnitudes:
         raise LotteryError(
@@ -74,18 +94,4 @@ def prune(
     for name, magnitude in magnitudes.items():
         if np.isnan(magnitude).any():
             raise LotteryError(f"The weight {name!r} holds values that are not numbers (NaN), so it cannot be pruned.")
-    whole = [name for name, rate in ranking.by_weight(magnitudes, rates or {}).items() if not rate]
-    shapes = {name: value.shape for name, value in magnitudes.items()}
-    groups = grouped(how, shapes, units_of(how, model, whole))
-    own = ranking.by_weight(groups.shapes, rates or {})
-    own = {name: ranking.number(f"rates[{name!r}]", value, highest) for name, value in own.items()}
-    if below is None:
-        dense = ones_like(magnitudes)
-        pooled, alive = groups.pool(magnitudes, dense, scope == ranking.GLOBAL), groups.alive(dense)
-        if fixed := groups.counts(1):
-            counts = {name: of[0] - of[1] for name, of in fixed.items() if name not in own}
-            return ranking.prune_counts(pooled, alive, {(name,): counts.get(name, 0) for name in alive})
-        return groups.expand(ranking.keep_highest(pooled, alive, general, scope, own))
-    ranking.groups(magnitudes, scope, own)  # for its errors
-    with np.errstate(over="ignore"):  # a threshold beyond the weight's range is infinite
-        return {name: ~(value < value.dtype.type(own.get(name, general))) for name, value in magnitudes.items()}
+    return magnitudes

@@ -14,7 +14,7 @@ from lottery.masks import Masks, Scores, Shapes, Weights, num_kept
 from lottery.models.units import Units
 from lottery.pruning import allocation, criteria, granularity, ranking, schedules
 from lottery.pruning.allocation import Allocation
-from lottery.pruning.granularity import Groups
+from lottery.pruning.granularity import Granularity, Groups
 from lottery.pruning.schedules import SCHEDULES, Schedule
 from lottery.pruning.settings import Prune
 
@@ -41,11 +41,6 @@ class Plan:
         shapes: Of all prunable weights, by name.
         units: What `units_of` lists of the model, if units or channels are pruned.
 
-    Attributes:
-        groups: The entries that are kept or pruned together.
-        survivors: What rounds 0 to ``prune.num_rounds`` keep of each group of weights that are ranked together; where
-            entries are pruned in groups, groups are counted.
-
     Raises:
         LotteryError: There is no weight, ``prune.rates`` names another, or the units do not fit the shapes.
     """
@@ -56,6 +51,7 @@ class Plan:
         self.settings = settings
         self.units = list(units)
         self.groups: Groups = granularity.grouped(settings.grouping, shapes, units)
+        # Of rounds 0 to ``prune.num_rounds``; where entries are pruned in groups, groups are counted.
         self.survivors: Survivors = _survivors(settings, self.groups)
         self._is_global = settings.scope == ranking.GLOBAL
 
@@ -116,7 +112,7 @@ class Plan:
 
     def shuffled(self, masks: Masks) -> DrawMasks | None:
         """Return what draws random masks of the structure that some masks have; None if they have none."""
-        return self.groups.shuffled and partial(self.groups.shuffled, masks)
+        return partial(self.groups.shuffled, masks) if self.settings.granularity != Granularity.name else None
 
     def criterion_inputs(
         self,

@@ -84,7 +84,8 @@ def groups(
 
     A weight with an exception is a group by itself. An unknown scope or weight is refused.
     """
-    names, exceptions = list(names), exceptions or {}
+    names = list(names)
+    exceptions = exceptions or {}
     for name in exceptions:
         if name not in names:
             raise missing("A rate is set for a weight that does not exist:", name, names)

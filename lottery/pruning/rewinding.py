@@ -63,19 +63,12 @@ Start = Literal["initial", "late", "signs", "shuffled", "trained"]
 
 @dataclass(frozen=True)
 class RewindMode:
-    """A way to rewind, and what others need to know of it.
+    """A way to rewind, and what others need to know of it."""
 
-    Attributes:
-        set_back: Makes the values that a round starts from.
-        start: What these are; None for the weights at the rewind step.
-        has_initial_values: An entry has one value at the rewind step, which it starts from or has started from.
-        keeps_rate: The learning rate stays where training ended, in place of going back to the rewind step.
-    """
-
-    set_back: Rewind
-    start: Start | None = None
-    has_initial_values: bool = True
-    keeps_rate: bool = False
+    set_back: Rewind  # makes the values that a round starts from
+    start: Start | None = None  # what these are; None for the weights at the rewind step
+    has_initial_values: bool = True  # an entry has one value at the rewind step, which it starts or has started from
+    keeps_rate: bool = False  # the learning rate stays where training ended, and does not go back to the rewind step
 
     @property
     def trains_again(self) -> bool:
@@ -103,16 +96,6 @@ def schedule_step(mode: str, step: int, num_steps: int, number: int) -> int:
     if not number:
         return 0
     return num_steps if REWINDS[mode].keeps_rate else step
-
-
-def steps_before(mode: str, step: int, num_steps: int, index: int) -> int:
-    """Count the training steps that the start weights of round `index` have gone through.
-
-    Of the signs of trained weights, and of shuffled ones, all of those steps count.
-    """
-    if not index:
-        return 0
-    return num_steps + (index - 1) * (num_steps - step) if start_of(mode, step) == "trained" else step
 
 
 def rng_for(seed: int, replicate: int, index: int) -> np.random.Generator:

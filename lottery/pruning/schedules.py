@@ -13,18 +13,13 @@ Density = Callable[[int], float]
 
 @dataclass(frozen=True)
 class Schedule:
-    """The density of each round, and how it becomes a number of survivors.
-
-    Attributes:
-        density: The density of each round.
-        rate: The fraction of the survivors that each round prunes, where that is what somebody has written. Without
-            it, rounds meet their densities. The two differ by the sum of the roundings.
-        in_one_round: Round 1 prunes everything, so later rounds may prune nothing.
-    """
+    """The density of each round, and how it becomes a number of survivors."""
 
     density: Density
+    # The fraction of the survivors that each round prunes, where that is what somebody has written. Without it, rounds
+    # meet their densities. The two differ by the sum of the roundings.
     rate: float | None = None
-    in_one_round: bool = False
+    in_one_round: bool = False  # round 1 prunes everything, so later rounds may prune nothing
 
     def survivors(self, entries: int, num_rounds: int) -> list[int]:
         """Count the survivors of rounds 0 to `num_rounds`, of entries that are ranked together."""

@@ -99,7 +99,8 @@ class Prune(Section):
     @model_validator(mode="after")
     def _granularity_fits(self) -> "Prune":
         granularity.check(self.grouping)
-        kind, what = self.grouping.kind, f'prune.granularity = "{self.granularity}"'
+        kind = self.grouping.kind
+        what = f'prune.granularity = "{self.granularity}"'
         if self.norm == "l2" and facts(self.criterion).is_signed:
             raise LotteryError(
                 f'prune.norm = "l2" squares scores, and those of {self.criterion} have signs: use prune.norm = "l1".'

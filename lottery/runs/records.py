@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from lottery.errors import LotteryError, first_wrong, printable_all
-from lottery.schemas import Schema
-from lottery.settings import MOST, MOST_REPLICATES, MOST_ROUNDS
+from lottery.settings import MOST, MOST_REPLICATES, MOST_ROUNDS, Schema
 
 ROUND_FILES = (
     "masks.safetensors",

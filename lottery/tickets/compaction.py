@@ -13,7 +13,7 @@ from lottery.errors import LotteryError
 from lottery.models import graph, outputs
 from lottery.models.graph import FLAT, SPATIAL, WEIGHTED
 from lottery.models.kerases import evaluating, keras_of
-from lottery.tickets import chain, rebuilding
+from lottery.tickets import chain
 from lottery.tickets.chain import Link, Segment
 
 # Largest difference of an output allowed on random inputs, over the largest output, by the type of computation.
@@ -78,10 +78,10 @@ def compact(model: Any, drop_inputs: bool = False) -> Compacted:
     if drop_inputs:
         inputs = np.arange(1) if unread.all() else np.flatnonzero(~unread)  # Keras needs one
         shape = (inputs.size,)
-        pieces = rebuilding.flat_pieces(first, segments, inputs)
+        pieces = chain.flat_pieces(first, segments, inputs)
     else:
-        pieces = rebuilding.pieces(first, segments)
-    small = rebuilding.assembled(model, shape, pieces)
+        pieces = chain.pieces(first, segments)
+    small = chain.assembled(model, shape, pieces)
     names = {id(variable): name.rpartition("/")[0] for name, variable in weights.variables(model).items()}
     compacted = Compacted(
         model=small,
@@ -143,7 +143,7 @@ def _arriving(segment: Segment) -> tuple[np.ndarray, np.ndarray]:
         value = tf.cast(activation(tf.constant(value)), "float64")
     varies = np.broadcast_to((segment.kernel != 0).reshape(-1, segment.bias.size).any(axis=0), made.after)
     for link in segment.following:
-        value = rebuilding.at_inference(link, value)
+        value = chain.at_inference(link, value)
         if graph.class_name(link.layer) == "BatchNormalization" and link.layer.scale:
             varies = varies & (link.layer.get_weights()[0] != 0)
         if link.effect == FLAT:
@@ -172,15 +172,15 @@ def _unread(keras: Any, links: Sequence[Link], segments: Sequence[Segment]) -> n
         for link in links:
             layer, name = link.layer, graph.class_name(link.layer)
             if link.effect == WEIGHTED:
-                paths = rebuilding.copy(layer, dtype="float64", activation="linear", use_bias=False)
+                paths = chain.copy(layer, dtype="float64", activation="linear", use_bias=False)
                 paths.build((1, *link.before))
                 paths.set_weights([(kernels[id(layer)] != 0).astype(np.float64)])
                 x = paths(x)
             elif link.effect == SPATIAL and "Max" in name:
-                mean = rebuilding.copy(layer, getattr(keras.layers, name.replace("Max", "Average")))
-                x = rebuilding.at_inference(link._replace(layer=mean), x)
+                mean = chain.copy(layer, getattr(keras.layers, name.replace("Max", "Average")))
+                x = chain.at_inference(link._replace(layer=mean), x)
             elif link.effect in (SPATIAL, FLAT):
-                x = rebuilding.at_inference(link, x)
+                x = chain.at_inference(link, x)
             elif name == "Reshape":
                 x = tf.reshape(x, (1, *link.after))
             if link.mixes:
@@ -212,6 +212,6 @@ def difference(model: Any, compacted: Compacted, inputs: np.ndarray) -> float:
 
 def random_examples(model: Any, num: int) -> np.ndarray:
     """Make random examples for a chain, which takes any numbers, the same each time."""
-    dtype = rebuilding.input_type(model)
+    dtype = chain.input_type(model)
     x = np.random.default_rng(0).normal(size=(num, *model.inputs[0].shape[1:]))
     return x.astype(dtype) if "float" in dtype else (np.abs(64 * x) % 127).astype(dtype)

@@ -71,7 +71,8 @@ def export(
     """
     path = Path(path)
     form = form_of(path, form)
-    how, state = EXPORTS[form], weights.read_state(model)
+    how = EXPORTS[form]
+    state = weights.read_state(model)
     held_at = {name: np.asarray(value, state[name].dtype) for name, value in (held_at or {}).items() if name in state}
     _check_ticket(model, masks, state, form, held_at)
     inputs, expected = _computed(model, _examples(model, inputs, form))
@@ -157,7 +158,8 @@ def _examples(model: Any, inputs: Any, form: str) -> Any:
     if inputs is None:
         with evaluating(f"Random inputs cannot be made for the model {model.name!r}, pass some"):
             inputs = outputs.random_inputs(model)
-    specs, arrays = getattr(model, "inputs", None) or (), tf.nest.flatten(inputs)
+    specs = getattr(model, "inputs", None) or ()
+    arrays = tf.nest.flatten(inputs)
     if len(specs) != len(arrays):
         return inputs
     # Keras converts them itself, other libraries do not.

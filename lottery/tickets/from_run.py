@@ -126,7 +126,8 @@ def listed(run: Path) -> Table:
     if the model measures no accuracy, ``vs_dense`` (ticket − dense), and ``choice``: which of `CHOICES` mean the round.
     """
     rows = results.rows_of(run, stored_rounds(run, branches=False))
-    metric, chosen = metric_of(rows), _chosen(rows)
+    metric = metric_of(rows)
+    chosen = _chosen(rows)
     dense = rows[rows["round"] == 0].set_index("replicate")[metric.early_stop]
     pruned = rows[rows["round"] > 0]
     head = f"test_{metric.what}"
@@ -138,8 +139,8 @@ def listed(run: Path) -> Table:
     return table[["replicate", "round", "density", "num_kept", head, "vs_dense", "choice"]]
 
 
-def examples(source: Path, provenance: Mapping[str, Any], path: str = "", num: int = NUM_EXAMPLES) -> np.ndarray:
-    """Load up to `num` examples of the validation split (of the training split if there is none), scaled as in the run.
+def examples(source: Path, provenance: Mapping[str, Any], path: str = "") -> np.ndarray:
+    """Load up to `NUM_EXAMPLES` examples of the validation split (if there is none, the training split), as scaled.
 
     A file at `path` with the four arrays of the data goes first. Otherwise the data of a run are looked up as the run
     did; those of a ticket file, which may come from a stranger, are never downloaded: they come with the packages
@@ -152,10 +153,10 @@ def examples(source: Path, provenance: Mapping[str, Any], path: str = "", num: i
     if path and (settings.name == GIVEN or data.DATASETS[settings.name].needs_path):
         loaded = data.split(data.read_npz(Path(path)), settings, where=path)
     else:
-        loaded = data.load(settings.model_copy(update={"path": path}) if path else settings)
+        loaded = data.load(settings.model_copy(update={"path": path or settings.path}))
     if loaded.fingerprint != about.get("digest"):
         raise LotteryError(f"The data {settings.name!r} on this machine are not those that the ticket was found on.")
-    found = (loaded.validation if len(loaded.validation) else loaded.train).x[:num]
+    found = (loaded.validation if len(loaded.validation) else loaded.train).x[:NUM_EXAMPLES]
     if about.get("scaling") is None and found.dtype == np.uint8:  # the model takes whole numbers
         return found.astype(np.int32)
     return loaded.scaled(found)

@@ -20,8 +20,6 @@ from lottery.models.kerases import keras_of
 from lottery.statistics.metric import ACCURACY, LOSS, Metric
 from lottery.tickets import from_run, ticket_file
 
-OWN_LAYERS = "layers of Keras' own"
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Ticket:
@@ -99,17 +97,14 @@ class Ticket:
             trained: Set the trained weights instead of the start weights.
 
         Raises:
-            TicketError: Names or shapes differ, and the message lists both sides; or the model has wrappers of tfmot,
-                and the ticket holds masked entries at other values than zero. The model is unchanged.
+            TicketError: Names or shapes differ; or the model has wrappers of tfmot, and the ticket holds masked entries
+                at other values than zero. The model is unchanged.
         """
         from lottery.enforcement import tfmot
 
         values = self._values(trained)
         keras_of(model)
-        expected = shapes(weights.portable(model))
-        if expected != shapes(values):
-            differing = architecture.differing(shapes(values), expected)
-            raise TicketError(f"The ticket is not of the model {model.name!r}. {differing}")
+        _check_shapes(f"The ticket is not of the model {model.name!r}.", values, weights.portable(model))
         wrapped = {name: np.ones(wrapper.mask.shape, bool) for name, wrapper in tfmot.find(model).items()}
         if wrapped and self.held_at:
             raise TicketError(
@@ -172,7 +167,7 @@ class Ticket:
             num = sum(mask.size for mask in self.masks.values()) - self.num_kept
             found["held at"] = f"values of their own: {others:,} of {num:,} masked weights, the others at zero"
         about = self.architecture
-        network = about.get("name") or about.get("class") or OWN_LAYERS
+        network = about.get("name") or about.get("class") or "layers of Keras' own"
         found["network"] = f"{network}, of {about.get('library')}"
         found["weights"] = "at the start"
         if self.trained is not None:
@@ -203,8 +198,7 @@ class Ticket:
         if not isinstance(step, int):
             return ""
         names = {"early_stop": "early-stop step", "budget": "best within the budget of the dense network"}
-        what = names.get(at, "end") if isinstance(at, str) else "end"
-        return f" to step {step:,}, the {what}"
+        return f" to step {step:,}, the {names.get(str(at), 'end')}"
 
     def layers(self) -> grids.Grid:
         """List the weights with their shapes, entries that are kept, and densities."""
@@ -220,7 +214,8 @@ class Ticket:
         return f"<p>{facts}</p>{grids.html(self.layers())}"
 
     def __repr__(self) -> str:
-        of, parts = self.provenance, [f"density {percent(self.density)} ({self.num_kept:,} weights kept)"]
+        of = self.provenance
+        parts = [f"density {percent(self.density)} ({self.num_kept:,} weights kept)"]
         if "run" in of:
             parts.append(f"round {of.get('round')} of {of['run']}, replicate {of.get('replicate')}")
         parts += [f"{measure.name} {value}" for measure, value in self._measured()]
@@ -300,7 +295,10 @@ def of(
     after = None
     if trained is not None:
         after = {name: np.array(value) for name, value in trained.items() if name in named}
-        _check_trained(after, start)
+        _check_shapes("The trained weights are not of the model.", after, start)
+        for name, value in after.items():
+            if value.dtype != start[name].dtype:
+                raise TicketError(f"The trained {name!r} is {value.dtype}, the model's is {start[name].dtype}.")
         after = masks.apply(after, own, values)
     return Ticket(
         masks=own,
@@ -312,14 +310,10 @@ def of(
     )
 
 
-def _check_trained(trained: Mapping[str, np.ndarray], start: Mapping[str, np.ndarray]) -> None:
-    """Raise unless trained weights have the names, shapes and types of those at the start."""
-    if shapes(trained) != shapes(start):
-        differing = architecture.differing(shapes(trained), shapes(start))
-        raise TicketError(f"The trained weights are not of the model. {differing}")
-    for name, value in trained.items():
-        if value.dtype != start[name].dtype:
-            raise TicketError(f"The trained {name!r} is {value.dtype}, the model's is {start[name].dtype}.")
+def _check_shapes(what: str, values: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Raise an error that begins with `what`, and lists both sides, unless names and shapes agree."""
+    if shapes(values) != shapes(expected):
+        raise TicketError(f"{what} {architecture.differing(shapes(values), shapes(expected))}")
 
 
 def shapes(values: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

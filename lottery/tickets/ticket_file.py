@@ -18,7 +18,7 @@ from lottery import files
 from lottery.errors import LotteryError, TicketError, first_wrong
 from lottery.files import MOST_RECORD, check_nesting
 from lottery.masks import Masks, density, leaks, num_kept
-from lottery.schemas import Schema
+from lottery.settings import Schema
 
 FORMAT, WITH_HELD = 1, 2  # the second also has the values of masked entries, for a ticket where some are not zero
 KEY = "ticket"  # the one entry of the metadata, for the order of several varies
@@ -197,7 +197,8 @@ def _check_keys(what: str, values: Mapping[str, Any], allowed: type[Schema]) -> 
 
 def _mask(name: str, shape: list[int], tensors: Mapping[str, np.ndarray]) -> np.ndarray:
     """Unpack a mask, and check that it keeps as many entries as the file has."""
-    bits, num = np.unpackbits(tensors[f"mask/{name}"]), math.prod(shape)
+    bits = np.unpackbits(tensors[f"mask/{name}"])
+    num = math.prod(shape)
     kept = np.count_nonzero(bits)
     held = tensors.get(f"held/{name}")
     wrong = tensors[f"start/{name}"].size != kept or (held is not None and held.size != num - kept)

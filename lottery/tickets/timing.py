@@ -11,7 +11,7 @@ import numpy as np
 
 from lottery.errors import LotteryError
 from lottery.models.kerases import evaluating, traced_call
-from lottery.tickets import compaction, rebuilding
+from lottery.tickets import chain, compaction
 from lottery.tickets.compaction import Compacted
 
 _LEAST_SECONDS = 0.005  # of the calls in a turn
@@ -71,7 +71,7 @@ def latency(
         raise LotteryError(f"num_turns must be 1 or more, not {num_turns}.")
     calls: dict[str, Any] = {}
     for name, model in models.items():
-        inputs: Any = tf.convert_to_tensor(np.asarray(by_name[name], rebuilding.input_type(model)))
+        inputs: Any = tf.convert_to_tensor(np.asarray(by_name[name], chain.input_type(model)))
         with evaluating(f"The model {name!r} cannot be timed on the example"):
             calls[name] = _compiled(model, inputs)
     first = {name: _seconds(call, 3, clock) for name, call in calls.items()}

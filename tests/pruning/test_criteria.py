@@ -528,10 +528,10 @@ def test_synflow_breaks_ties_by_position():
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_synaptic_flow_is_conserved(rng, library):
-    from lottery.pruning import synflow
+    from lottery.pruning import gradients
 
     net, kernels, biases = chain(rng, library, (5, 8, 6, 4), use_bias=False)
-    flow = synflow.flow_through(net.model, net.build, net.x, list(kernels))
+    flow = gradients.flow_through(net.model, net.build, net.x, list(kernels))
     for share in (1.1, 0.8, 0.5):
         kept = {name: rng.random(one.shape) < share for name, one in kernels.items()}
         scores = flow(kept)
@@ -545,7 +545,7 @@ def test_synaptic_flow_is_conserved(rng, library):
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_synflow_normalises_by_moving_statistics_with_absolute_scales(rng, library):
-    from lottery.pruning import synflow
+    from lottery.pruning import gradients
 
     build = sequential(
         library,
@@ -574,7 +574,7 @@ def test_synflow_normalises_by_moving_statistics_with_absolute_scales(rng, libra
     )
     scale = np.abs(gamma) / np.sqrt(variance + 1e-3)
     hidden = np.ones(4) @ np.abs(w1) + np.abs(b1)
-    scores = synflow.flow_through(net.model, net.build, net.x, ["dense/kernel", "dense_1/kernel"])(
+    scores = gradients.flow_through(net.model, net.build, net.x, ["dense/kernel", "dense_1/kernel"])(
         masks.ones_like({"dense/kernel": w1, "dense_1/kernel": w2})
     )
     np.testing.assert_allclose(scores["dense/kernel"], np.abs(w1) * scale * np.abs(w2).sum(1), rtol=1e-9)
@@ -585,12 +585,12 @@ def test_synflow_normalises_by_moving_statistics_with_absolute_scales(rng, libra
 @settings(deadline=None, max_examples=200)
 @given(hnp.arrays(np.float64, st.integers(1, 40), elements=st.sampled_from([0.0, 0.5, 1.0, 1e-300, 3.0])), st.data())
 def test_the_lowest_are_those_of_a_stable_sort(values, data):
-    from lottery.pruning import synflow
+    from lottery.pruning import gradients
 
     count = data.draw(st.integers(0, values.size))
     expected = np.argsort(values, kind="stable")[:count]
     np.testing.assert_array_equal(np.flatnonzero(ranking.lowest(values, count)), np.sort(expected))
-    np.testing.assert_array_equal(synflow._lowest_first(values, count), expected)
+    np.testing.assert_array_equal(gradients._lowest_first(values, count), expected)
 
 
 def test_synflow_keeps_a_path_where_magnitude_empties_a_layer(rng):
@@ -618,7 +618,7 @@ def test_synflow_keeps_a_path_where_magnitude_empties_a_layer(rng):
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_deep_network_that_overflows_single_precision(rng, library):
-    from lottery.pruning import synflow
+    from lottery.pruning import gradients
 
     width, depth = 20, 12
     net, kernels, biases = chain(rng, library, (width,) * (depth + 1), use_bias=False)
@@ -630,7 +630,7 @@ def test_a_deep_network_that_overflows_single_precision(rng, library):
             absolute = absolute @ np.abs(one)
     assert not np.isfinite(absolute).any()
     kept = masks.ones_like(kernels)
-    scores = synflow.flow_through(net.model, net.build, net.x, list(kernels))(kept)
+    scores = gradients.flow_through(net.model, net.build, net.x, list(kernels))(kept)
     for expected, score in zip(flow_by_hand(list(kernels.values()), biases), scores.values(), strict=True):
         np.testing.assert_allclose(score, expected, rtol=1e-10)
     ranks = CRITERIA["synflow"].score(evidence(kernels, kernels, density=0.1, network=net))

@@ -15,7 +15,7 @@ from lottery.errors import LotteryError
 from lottery.models import networks, outputs
 from lottery.models.graph import ACTIVATIONS
 from lottery.pruning import one_shot
-from lottery.tickets import compaction, rebuilding, timing
+from lottery.tickets import compaction, timing
 
 LIBRARIES = ("keras", "tf_keras")
 TOLERANCE = 1e-5
@@ -235,7 +235,7 @@ def test_models_without_finite_outputs_are_refused(keras, monkeypatch):
     assign(model, dense_1__bias=[1, np.nan])
     assert after(compaction.compact(model)) == [4, 2]
     monkeypatch.setattr(
-        rebuilding, "set_values", lambda layer, values: layer.set_weights([*map(np.nan_to_num, values)])
+        compaction.chain, "set_values", lambda layer, values: layer.set_weights([*map(np.nan_to_num, values)])
     )
     with pytest.raises(LotteryError, match="compacted model does not compute what .* by inf of the largest"):
         compaction.compact(model)

@@ -14,7 +14,7 @@ from lottery.errors import LotteryError
 from lottery.models import networks
 from lottery.pipeline import building, preparing
 from lottery.pipeline.prepared import Ingredients
-from lottery.pruning import synflow
+from lottery.pruning import gradients
 from lottery.runs import verification
 from lottery.runs.stored import StoredRound
 from lottery.training import checkpoints, compiling
@@ -166,7 +166,7 @@ def test_synflow_is_in_double_precision_all_the_same(library):
         network = building.scoring_network(one, 1)
         assert compiling.policies(network.model) == {"float32"}
         kept = {name: np.ones(value.shape, bool) for name, value in weights.read(network.model).items()}
-        scores.append(synflow.flow_through(network.model, network.build, network.x, list(kept))(kept))
+        scores.append(gradients.flow_through(network.model, network.build, network.x, list(kept))(kept))
     for name, value in scores[0].items():
         np.testing.assert_allclose(scores[1][name], value, rtol=1e-9, err_msg=name)
 
