@@ -1,9 +1,11 @@
 """The bridge to built Keras 3 and tf_keras models: stable names of variables, prunable weights, reading, assigning."""
 
+import contextlib
 import hashlib
+import itertools
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -45,13 +47,14 @@ def portable(model: Any) -> dict[str, Any]:
 
     States of random layers are left out, and all variables of tfmot's wrappers but the weights that they wrap.
     """
-    of_wrappers: set[int] = set()
+    left_out: set[int] = set()
     for layer in all_layers(model):
-        if inside(layer) is not layer:
-            wrapped = {id(variable) for variable in inside(layer).variables}
-            of_wrappers |= {id(variable) for variable in layer.variables} - wrapped
+        # Of any other layer this is nothing.
+        left_out |= {id(variable) for variable in layer.variables} - {
+            id(variable) for variable in inside(layer).variables
+        }
     named = variables(model).items()
-    return {name: variable for name, variable in named if not is_random_state(name) and id(variable) not in of_wrappers}
+    return {name: variable for name, variable in named if not is_random_state(name) and id(variable) not in left_out}
 
 
 def prunable(model: Any, biases: bool = False) -> dict[str, Any]:
@@ -106,12 +109,18 @@ def is_trained(model: Any, variable: Any) -> bool:
 
 def read(model: Any, biases: bool = False) -> dict[str, np.ndarray]:
     """Copy the `prunable` weights to arrays, by name."""
-    return {name: _array(variable) for name, variable in prunable(model, biases).items()}
+    return arrays(prunable(model, biases))
 
 
 def read_state(model: Any) -> dict[str, np.ndarray]:
     """Copy every variable of the model to arrays, by name; `assign` restores them."""
-    return {name: _array(variable) for name, variable in variables(model).items()}
+    return arrays(variables(model))
+
+
+def arrays(named: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Copy variables to arrays, by name."""
+    # Copies, since numpy() may return the memory that the next step writes to.
+    return {name: np.array(variable.numpy()) for name, variable in named.items()}
 
 
 def assign(model: Any, values: Mapping[str, np.ndarray], only: Mapping[str, np.ndarray] | None = None) -> None:
@@ -128,14 +137,25 @@ def assign(model: Any, values: Mapping[str, np.ndarray], only: Mapping[str, np.n
     for name, value in values.items():
         if name not in targets:
             raise missing("The model has no weight", name, targets)
-        if tuple(np.shape(value)) != tuple(targets[name].shape):
-            own = tuple(targets[name].shape)
-            raise LotteryError(f"The value for {name!r} has shape {tuple(np.shape(value))}, the model's has {own}.")
+        received, expected = tuple(np.shape(value)), tuple(targets[name].shape)
+        if received != expected:
+            raise LotteryError(f"The value for {name!r} has shape {received}, the model's has {expected}.")
     masks_module.check(dict(only or {}), targets)
     for name, value in values.items():
         if only and name in only:
-            value = np.where(only[name], value, _array(targets[name]))
+            value = np.where(only[name], value, targets[name].numpy())
         targets[name].assign(value)
+
+
+@contextlib.contextmanager
+def put_back(touched: Iterable[Any]) -> Iterator[None]:
+    """Give variables at the end of the context the values that they had at its beginning."""
+    before = [(variable, np.array(variable.numpy())) for variable in touched]
+    try:
+        yield
+    finally:
+        for variable, value in before:
+            variable.assign(value)
 
 
 def all_layers(model: Any) -> list[Any]:
@@ -197,11 +217,8 @@ def plain_name(layer: Any) -> str:
 
 
 def _unique(name: str, taken: Mapping[str, Any]) -> str:
-    count, unique = 0, name
-    while unique in taken:
-        count += 1
-        unique = f"{name}_{count}"
-    return unique
+    names = itertools.chain([name], (f"{name}_{count}" for count in itertools.count(1)))
+    return next(name for name in names if name not in taken)
 
 
 def _reason(name: str, variable: Any) -> str:
@@ -259,9 +276,10 @@ def _chosen(layer: Any) -> list[Any]:
     return list(returned)
 
 
-def _array(variable: Any) -> np.ndarray:
-    # A copy, since numpy() may return the memory that the next step writes to.
-    return np.array(variable.numpy())
+def unwrapped(variable: Any) -> Any:
+    """Return the variable of TensorFlow inside a variable of Keras; any other variable is returned itself."""
+    # Keras 3 (3.15: `_value`) wraps a tf.Variable, and so does tf_keras (2.21: `_variable`) in mixed precision.
+    return getattr(variable, "_variable", getattr(variable, "_value", variable))
 
 
 def components(variable: Any) -> list[Any]:
@@ -269,8 +287,7 @@ def components(variable: Any) -> list[Any]:
     import tensorflow as tf
 
     if not isinstance(variable, tf.distribute.DistributedValues):
-        # Keras 3 (3.15: `_value`) wraps a tf.Variable, and so does tf_keras (2.21: `_variable`) in mixed precision.
-        variable = getattr(variable, "_variable", getattr(variable, "_value", variable))
+        variable = unwrapped(variable)
     return list(variable.values) if isinstance(variable, tf.distribute.DistributedValues) else [variable]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from lottery import masks as masks_module
 from lottery import weights
 from lottery.errors import LotteryError, missing, unknown
-from lottery.models.kerases import keras_of
+from lottery.models.kerases import keras_of, tf
 
 # Values by weight, or the word for the values that the weights have when holding begins.
 HeldAt = Mapping[str, Any] | str | None
@@ -32,8 +32,6 @@ class Held:
 
     def projected(self, value: Any) -> Any:
         """Return a tensor of the weight's shape with every masked entry at its held value."""
-        import tensorflow as tf
-
         value = tf.convert_to_tensor(value)
         # A choice, not a product: held values are exact, and zero is never negative zero or NaN.
         return tf.where(self.mask, value, tf.cast(self.value, value.dtype))
@@ -44,8 +42,6 @@ class Held:
 
     def masked_gradient(self, gradient: Any) -> Any:
         """Return a gradient of the weight, dense or of single rows, with zero for every masked entry."""
-        import tensorflow as tf
-
         if gradient is None:
             return None
         if isinstance(gradient, tf.IndexedSlices):
@@ -166,8 +162,6 @@ def masked(entries: Sequence[Held], gradients: Sequence[Any], variables: Sequenc
 
 def _values(targets: Mapping[str, Any], masks: Mapping[str, np.ndarray], held_at: HeldAt) -> dict[str, Any]:
     """Return the held values by weight, checked: each is a number, an array, or a variable that can be assigned."""
-    import tensorflow as tf
-
     if held_at is None:
         return {}
     if isinstance(held_at, str):
@@ -198,8 +192,6 @@ def _values(targets: Mapping[str, Any], masks: Mapping[str, np.ndarray], held_at
 
 
 def _are_finite(values: np.ndarray, variable: Any) -> bool:
-    import tensorflow as tf
-
     dtype = tf.as_dtype(variable.dtype).as_numpy_dtype
     try:
         with np.errstate(over="ignore"):

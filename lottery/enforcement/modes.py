@@ -25,7 +25,7 @@ from lottery.enforcement.patching import (
     undone,
 )
 from lottery.errors import LotteryError
-from lottery.models.kerases import is_keras, keras_of
+from lottery.models.kerases import is_keras, keras_of, tf
 
 # A context manager function, as `constraint`: of a model, masks and held values. It yields callbacks for ``fit``.
 Enforcement = Callable[..., AbstractContextManager[list[Any]]]
@@ -195,8 +195,6 @@ def given(function: Enforcement) -> Mode:
 
 def mask_variables(masks: Mapping[str, Any]) -> dict[str, Any]:
     """Make boolean ``tf.Variable`` of masks, so that a trace stays valid when other masks are assigned to them."""
-    import tensorflow as tf
-
     return {name: tf.Variable(mask, trainable=False, dtype=tf.bool) for name, mask in masks.items()}
 
 

@@ -13,7 +13,7 @@ from lottery.enforcement.entries import Held, held
 from lottery.enforcement.patching import replaced, retrace, undone
 from lottery.errors import LotteryError
 from lottery.models import outputs
-from lottery.models.kerases import evaluating, keras_of
+from lottery.models.kerases import evaluating, keras_of, tf
 
 _OTHERWISE = 'or use another mode of enforcement, such as "constraint"'
 
@@ -100,8 +100,6 @@ def leaves(model: Any, masked: bool = False) -> dict[Any, bool]:
 
 def _has_mask(layer: Any, which: str) -> bool:
     """Check if Keras passes masks with the ``"input_tensors"`` or ``"output_tensors"`` of a layer's calls."""
-    import tensorflow as tf
-
     # tf_keras 2.21 lists the calls of a layer here, and puts a mask on the tensor that it belongs to.
     tensors = tf.nest.flatten([getattr(node, which) for node in layer._inbound_nodes])
     return any(getattr(tensor, "_keras_mask", None) is not None for tensor in tensors)
@@ -359,8 +357,6 @@ def _apply(found: Mapping[str, Wrapped]) -> None:
 
 
 def _assign(variable: Any, mask: Any) -> None:
-    import tensorflow as tf
-
     variable.assign(tf.cast(mask, variable.dtype))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from lottery import weights
+from lottery.models.kerases import operations
 
 # Operations that change no number; their texts have names of layers, which Keras numbers anew in each process.
 _SILENT = {"Assert", "Print", "PrintV2"}
@@ -64,14 +65,7 @@ def is_opaque(step: Any) -> bool:
     """Check if a traced step has parts that its graph does not show: calls of Python, or tables of values."""
     known = {id(variable.handle) for variable in step.graph.variables}
     unseen = (tensor for tensor, _ in step.graph.captures if tensor.dtype.name in ("resource", "variant"))
-    nodes = _all_nodes(step.graph.as_graph_def())
-    return any(id(tensor) not in known for tensor in unseen) or any("PyFunc" in node.op for node in nodes)
-
-
-def _all_nodes(definition: Any) -> Iterable[Any]:
-    yield from definition.node
-    for function in definition.library.function:
-        yield from function.node_def
+    return any(id(tensor) not in known for tensor in unseen) or any("PyFunc" in name for name in operations(step))
 
 
 def _of_graph(step: Any, names: Mapping[int, str]) -> str:

@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 from lottery import weights
 from lottery.errors import LotteryError
 from lottery.models import graph
-from lottery.models.kerases import is_keras, keras_of
+from lottery.models.kerases import is_keras, keras_of, tf
 
 
 class Units(TypedDict):
@@ -82,8 +82,6 @@ class _Reading:
 
     def sets(self) -> list[_Set]:
         """Read all calls, and return the sets of units that the tensors have."""
-        import tensorflow as tf
-
         used: set[int] = set()
         for call in graph.calls(self._model):
             if id(call.layer) in used:

@@ -15,9 +15,8 @@ from lottery.models.kerases import is_compiled
 from lottery.runs.siblings import PathPoint
 from lottery.statistics.barriers import error_barrier
 from lottery.training import mirrored
-from lottery.training.evaluation import evaluations_of
 from lottery.training.examples import scaler
-from lottery.training.loop import Loop
+from lottery.training.loop import Loop, evaluations_of
 from lottery.training.records import Logs, accuracy_among
 
 # BatchNormalization statistics are recomputed from at most this number of examples, in batches of this size.

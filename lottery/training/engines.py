@@ -12,6 +12,7 @@ from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
 from lottery.masks import Masks, Weights
 from lottery.models import multiply_adds
+from lottery.models.kerases import tf
 from lottery.sparse import reading
 from lottery.sparse.reading import Network, Obstacle
 from lottery.training import mirrored
@@ -78,8 +79,6 @@ def read(
 
     `obstacle` is what else keeps the model from it. If ``train.engine`` demands the engine, this is a `LotteryError`.
     """
-    import tensorflow as tf
-
     if settings.engine == "compiled":
         return Obstacle('train.engine is "compiled"')
     is_free = settings.engine == "auto"  # to leave the network to the compiled loop

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from lottery.errors import unknown
+from lottery.models.kerases import tf
 
 
 def schedule(
@@ -41,8 +42,6 @@ def schedule(
 
 def step_variable() -> Any:
     """Make a variable for where a learning rate's schedule begins, and its pace; see `schedule`."""
-    import tensorflow as tf
-
     return tf.Variable(tf.constant([0, 1, 1], tf.int64), trainable=False)
 
 
@@ -74,8 +73,6 @@ def _class_of(keras: Any) -> Any:
             self.shape = shape
 
         def __call__(self, step: Any) -> Any:
-            import tensorflow as tf
-
             at = self._place(tf.cast(tf.convert_to_tensor(step), tf.int64))
             if callable(self.learning_rate):
                 rate: Any = self.learning_rate(at)
@@ -92,8 +89,6 @@ def _class_of(keras: Any) -> Any:
             return rate
 
         def _place(self, count: Any) -> Any:
-            import tensorflow as tf
-
             first_step = tf.cast(self.first_step, tf.int64)
             if first_step.shape.rank:  # of `step_variable`
                 count = count * first_step[1] // first_step[2]

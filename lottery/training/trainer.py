@@ -11,6 +11,7 @@ import numpy as np
 from lottery import masks, weights
 from lottery.data import Splits, Streams
 from lottery.masks import Masks, Weights
+from lottery.models.kerases import tf
 from lottery.training import engines, examples, mirrored
 from lottery.training.checkpoints import Checkpointer
 from lottery.training.course import Course, OnStep, Watch
@@ -184,6 +185,4 @@ class Trainer:
 
 
 def _variables(values: Weights) -> dict[str, Any]:
-    import tensorflow as tf
-
     return {name: tf.Variable(tf.constant(value), trainable=False) for name, value in values.items()}
