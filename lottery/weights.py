@@ -47,12 +47,9 @@ def portable(model: Any) -> dict[str, Any]:
 
     States of random layers are left out, and all variables of tfmot's wrappers but the weights that they wrap.
     """
-    left_out: set[int] = set()
-    for layer in all_layers(model):
-        # Of any other layer this is nothing.
-        left_out |= {id(variable) for variable in layer.variables} - {
-            id(variable) for variable in inside(layer).variables
-        }
+    wrappers = [layer for layer in all_layers(model) if inside(layer) is not layer]
+    wrapped = {id(variable) for layer in wrappers for variable in inside(layer).variables}
+    left_out = {id(variable) for layer in wrappers for variable in layer.variables} - wrapped
     named = variables(model).items()
     return {name: variable for name, variable in named if not is_random_state(name) and id(variable) not in left_out}
 
@@ -79,20 +76,20 @@ def prunable(model: Any, biases: bool = False) -> dict[str, Any]:
 
 def unprunable(model: Any, biases: bool = False) -> dict[str, str]:
     """Return the variables that cannot be pruned, by name, each with the reason; the others are `prunable`."""
-    variables_by_name = variables(model)  # first, because it refuses a model that is not built
-    named, factors = _named_by_layers(model), _factors(model)
+    named = variables(model)  # first, because it refuses a model that is not built
+    by_layers = _factors(model) | _named_by_layers(model)
     # A variable of tf_keras calls itself trainable even where its layer is frozen.
     trained = {id(variable) for variable in model.trainable_variables}
     reasons: dict[str, str] = {}
-    for name, variable in variables_by_name.items():
+    for name, variable in named.items():
         if id(variable) not in trained:
             reasons[name] = "not trainable"
         elif "float" not in str(variable.dtype):
             reasons[name] = "not floating point"
-        elif id(variable) in named:
-            reasons[name] = "" if named[id(variable)] else "not named by the layer's get_prunable_weights()"
+        elif id(variable) in by_layers:
+            reasons[name] = by_layers[id(variable)]
         else:
-            reasons[name] = factors.get(id(variable)) or _reason(name, variable)
+            reasons[name] = _reason(name, variable)
     allowed = ("", _BIAS) if biases else ("",)
     return {name: reason for name, reason in reasons.items() if reason not in allowed}
 
@@ -242,9 +239,9 @@ def _factors(model: Any) -> dict[int, str]:
     return found
 
 
-def _named_by_layers(model: Any) -> dict[int, bool]:
-    """Map each variable in a layer that names its prunable weights, by identity, to True if the layer names it."""
-    named: dict[int, bool] = {}
+def _named_by_layers(model: Any) -> dict[int, str]:
+    """Map the variables of layers that name their prunable weights, by identity, to a reason, empty if it is named."""
+    found: dict[int, str] = {}
     waiting, seen = [model], set()
     while waiting:
         layer = waiting.pop()
@@ -255,10 +252,10 @@ def _named_by_layers(model: Any) -> dict[int, bool]:
         if not hasattr(type(layer), "get_prunable_weights"):
             waiting += children(layer)
             continue
-        chosen = {id(variable) for variable in _chosen(layer)}
         for variable in layer.variables:
-            named[id(variable)] = id(variable) in chosen or named.get(id(variable), False)
-    return named
+            found.setdefault(id(variable), "not named by the layer's get_prunable_weights()")
+        found |= {id(variable): "" for variable in _chosen(layer)}
+    return found
 
 
 def _chosen(layer: Any) -> list[Any]:

@@ -185,7 +185,7 @@ def keep_the_momentum(patch):
 
 def keep_the_old_trace(patch):
     """21: a train function that was traced before the masks were set is used on."""
-    patch.setattr(modes, "retrace", lambda model: None)
+    patch.setattr(modes.patching, "retrace", lambda model: None)
 
 
 def name_by_path(patch):
@@ -272,12 +272,12 @@ def leave_entries_one_step_away(patch):
     """10: after an update the pruned entries are off until the next forward pass."""
     import contextlib
 
-    patch.setattr(modes, "constrained", lambda entries: contextlib.nullcontext())
+    patch.setattr(modes.patching, "constrained", lambda entries: contextlib.nullcontext())
 
 
 def leave_old_momentum(patch):
     """19: momentum from before goes on moving entries that have no gradient."""
-    patch.setattr(modes, "clear_slots", lambda optimizer, entries: None)
+    patch.setattr(modes.patching, "clear_slots", lambda optimizer, entries: None)
 
 
 def stay_installed_after_an_exception(patch):

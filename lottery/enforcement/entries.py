@@ -1,5 +1,6 @@
 """Weights with held entries, and the plain functions that every mode of enforcement is made of."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -82,24 +83,14 @@ def check_kind(masks: Any, what: str = "masks") -> None:
 
 
 def adapted(model: Any, entries: Sequence[Held]) -> dict[str, Any]:
-    """Return by weight the layers of Keras 3 that add a product of LoRA to a weight before they compute with it."""
+    """Return by weight what layers of Keras 3 with LoRA compute with in its place: the weight plus a product."""
     layers = [layer for layer in weights.all_layers(model) if getattr(layer, "lora_enabled", False)]
-    return {entry.name: layer for entry in entries for layer in layers if _computed_by(layer, entry) is not None}
-
-
-def computed(entry: Held, layer: Any) -> np.ndarray:
-    """Return the values of a weight that a network computes with: with LoRA, those of its layer from `adapted`."""
-    return np.asarray(entry.variable.numpy() if layer is None else _computed_by(layer, entry))
-
-
-def _computed_by(layer: Any, entry: Held) -> Any:
-    """Return what a layer with LoRA computes in the place of a weight; None if it adapts another weight."""
-    # The public attributes are the weight plus a product of two others; the weight itself is private (Keras 3.15).
-    if getattr(layer, "_kernel", None) is entry.variable:
-        return layer.kernel
-    if getattr(layer, "_embeddings", None) is entry.variable:
-        return layer.embeddings
-    return None
+    found = {}
+    for layer, attribute in itertools.product(layers, ("kernel", "embeddings")):
+        # The public attributes have the product; the weight itself is private (Keras 3.15).
+        own = getattr(layer, f"_{attribute}", None)
+        found |= {entry.name: getattr(layer, attribute) for entry in entries if entry.variable is own}
+    return found
 
 
 def refuse_adapted(model: Any, entries: Sequence[Held]) -> None:
@@ -154,10 +145,11 @@ def mask_gradients(
 def masked(entries: Sequence[Held], gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
     """Set the gradients of masked entries to zero."""
     by_variable = {id(entry.variable): entry for entry in entries}
-    return [
-        by_variable[id(variable)].masked_gradient(gradient) if id(variable) in by_variable else gradient
-        for gradient, variable in zip(gradients, variables, strict=True)
-    ]
+    changed = list(gradients)
+    for place, variable in enumerate(variables):
+        if id(variable) in by_variable:
+            changed[place] = by_variable[id(variable)].masked_gradient(gradients[place])
+    return changed
 
 
 def _values(targets: Mapping[str, Any], masks: Mapping[str, np.ndarray], held_at: HeldAt) -> dict[str, Any]:

@@ -105,14 +105,11 @@ def obeying(entry: "Held") -> Callable[[Any], Any]:
 
 @contextlib.contextmanager
 def _constraints(new: Sequence[tuple["Held", Callable[[Any], Any] | None]]) -> Iterator[None]:
-    before = [entry.variable.constraint for entry, _ in new]
-    for entry, value in new:
-        _set_constraint(entry.variable, value)
-    try:
+    with contextlib.ExitStack() as stack:
+        for entry, value in new:
+            stack.callback(_set_constraint, entry.variable, entry.variable.constraint)
+            _set_constraint(entry.variable, value)
         yield
-    finally:
-        for (entry, _), previous in zip(new, before, strict=True):
-            _set_constraint(entry.variable, previous)
 
 
 def applying(

@@ -57,7 +57,7 @@ def build(architecture: Architecture, expected: Shapes, library: str | None = No
         TicketError: The architecture is not harmless, or has other variables (`weights.portable`) than are expected.
     """
     own = architecture.get("library")
-    reader = library or own
+    reader: Any = library or own
     for name in (reader, own):
         if name not in LIBRARIES:
             raise TicketError(f"library must be one of {', '.join(LIBRARIES)}, not {_short(repr(name))}.")

@@ -91,19 +91,18 @@ class ActivationFacts(NamedTuple):
 
 # By name in Keras, tf_keras or tf.nn; a file may name them. Any other function may do anything. (What the sparse engine
 # can compute is what it has functions for: `lottery.sparse.kernels.ACTIVATIONS`.)
-ACTIVATIONS = {
-    **dict.fromkeys(
-        (
-            "celu", "elu", "exponential", "gelu", "hard_shrink", "hard_sigmoid", "hard_silu", "hard_swish", "hard_tanh",
-            "leaky_relu", "linear", "log_sigmoid", "mish", "relu", "relu6", "selu", "silu", "soft_shrink", "softplus",
-            "softsign", "sparse_plus", "sparse_sigmoid", "squareplus", "swish", "tanh", "tanh_shrink",
-        ),
+_KNOWN_ACTIVATIONS: tuple[tuple[ActivationFacts, str], ...] = (
+    (
         ActivationFacts(),
+        "celu elu exponential gelu hard_shrink hard_sigmoid hard_silu hard_swish hard_tanh leaky_relu linear "
+        "log_sigmoid mish relu relu6 selu silu soft_shrink softplus softsign sparse_plus sparse_sigmoid squareplus "
+        "swish tanh tanh_shrink",
     ),
-    "sigmoid": ActivationFacts(is_squashing=True),
-    **dict.fromkeys(("softmax", "log_softmax"), ActivationFacts(is_entrywise=False, is_squashing=True)),
-    **dict.fromkeys(("glu", "sparsemax", "threshold"), ActivationFacts(is_entrywise=False)),
-}  # fmt: skip
+    (ActivationFacts(is_squashing=True), "sigmoid"),
+    (ActivationFacts(is_entrywise=False, is_squashing=True), "softmax log_softmax"),
+    (ActivationFacts(is_entrywise=False), "glu sparsemax threshold"),
+)
+ACTIVATIONS = {name: facts for facts, names in _KNOWN_ACTIVATIONS for name in names.split()}
 
 
 def class_name(layer: Any) -> str:

@@ -120,12 +120,6 @@ def clear_slots(optimizer: Any, variables: Mapping[str, Any], stays: Mapping[str
             slot.assign(np.where(mask, slot.numpy(), np.zeros((), slot.numpy().dtype)))
 
 
-def restart_averages(model: Any) -> None:
-    """Let moving averages begin at the present weights, as those of a new optimizer do."""
-    for variable, average in averages(model):
-        average.assign(variable)
-
-
 def finalizes(model: Any) -> bool:
     """Check if ``fit`` ends by giving a model other weights than its last step: an optimizer's moving averages."""
     for optimizer in [model.optimizer, *plain(model.optimizer)]:

@@ -148,8 +148,7 @@ def recomputed(model: Any, batches: Callable[[], Iterable[Any]]) -> Callable[[],
     import tensorflow as tf
 
     needed = {"momentum", "moving_mean", "moving_variance"}
-    # `model.layers` has only the outermost layers; this private method of keras and tf_keras has the nested ones, too.
-    layers = [layer for layer in model._flatten_layers() if layer.trainable and needed <= {*dir(layer)}]
+    layers = [layer for layer in weights.all_layers(model) if layer.trainable and needed <= {*dir(layer)}]
     if not layers:
         return None
     moving = [variable for layer in layers for variable in (layer.moving_mean, layer.moving_variance)]

@@ -59,8 +59,7 @@ def from_table(keras: Any, table: Mapping[str, Any]) -> Any:
 
 @cache
 def _class_of(keras: Any) -> Any:
-    # An optimizer takes only schedules of its own library (Keras 3.15, tf_keras 2.21). Over fifty lines: the class
-    # derives from what is an argument.
+    # An optimizer takes only schedules of its own library (Keras 3.15, tf_keras 2.21).
     schedules = keras.optimizers.schedules
 
     # Registered, so that a saved model can be loaded where such a schedule was made before; elsewhere `compile=False`.
@@ -89,14 +88,12 @@ def _class_of(keras: Any) -> Any:
             return rate
 
         def _place(self, count: Any) -> Any:
-            first_step = tf.cast(self.first_step, tf.int64)
+            first_step, last_step = tf.cast(self.first_step, tf.int64), self.shape["last_step"]
             if first_step.shape.rank:  # of `step_variable`
                 count = count * first_step[1] // first_step[2]
                 first_step = first_step[0]
             at = count + first_step
-            if self.shape["last_step"] is None:
-                return at
-            return tf.minimum(at, tf.constant(self.shape["last_step"], tf.int64))
+            return at if last_step is None else tf.minimum(at, tf.constant(last_step, tf.int64))
 
         def get_config(self) -> dict[str, Any]:
             rate = schedules.serialize(self.learning_rate) if callable(self.learning_rate) else self.learning_rate

@@ -50,7 +50,8 @@ class Trainer:
         obstacle: str | None = None,
         inputs: Mapping[str, Any] | None = None,
     ) -> None:
-        self.model, self.settings, self._data, self.inputs = model, settings, data, inputs or {}
+        self.model, self.settings = model, settings
+        self.inputs = inputs or {}
         # Variables, not constants, so that one trace serves every mask.
         self.masks = _variables(masks.ones_like(weights.read(model)))
         self.held: dict[str, Any] = {}  # variables like ``masks``, of the values to hold masked entries at if not zero
@@ -58,7 +59,7 @@ class Trainer:
         self.loop: Loop = compile_loop(model, data, settings, augment, self._callbacks)
         # What the sparse engine trains, or why it cannot; and that engine, from the first network that it trains on.
         self.network = engines.read(model, data, settings, augment, obstacle)
-        self._augment = augment
+        self._data, self._augment = data, augment
         self._sparse: Any = None
         self.seconds_per_step: float | None = None  # in the last call of the compiled steps
         self.schedule_step = schedule_step
