@@ -31,9 +31,14 @@ def num_kept(masks: Masks) -> dict[str, int]:
     return {name: int(np.count_nonzero(mask)) for name, mask in masks.items()}
 
 
+def total_kept(masks: Masks) -> int:
+    """Count the kept entries of all weights."""
+    return sum(num_kept(masks).values())
+
+
 def density(masks: Masks) -> float:
     """Return the fraction of all entries that are kept, in [0, 1]."""
-    return sum(num_kept(masks).values()) / sum(mask.size for mask in masks.values())
+    return total_kept(masks) / sum(mask.size for mask in masks.values())
 
 
 def density_by_weight(masks: Masks) -> dict[str, float]:
@@ -73,10 +78,8 @@ def intersection(first: Masks, second: Masks) -> Masks:
 
 def distance(first: Masks, second: Masks) -> float:
     """Return the fraction of all entries that only one of two masks keeps, in [0, 1]."""
-    num_both, num_first, num_second = (
-        sum(num_kept(masks).values()) for masks in (intersection(first, second), first, second)
-    )
-    return (num_first + num_second - 2 * num_both) / sum(mask.size for mask in first.values())
+    in_one = total_kept(first) + total_kept(second) - 2 * total_kept(intersection(first, second))
+    return in_one / sum(mask.size for mask in first.values())
 
 
 def is_nested(inner: Masks, outer: Masks) -> bool:

@@ -1,11 +1,10 @@
 """The bridge to built Keras 3 and tf_keras models: stable names of variables, prunable weights, reading, assigning."""
 
-import contextlib
 import hashlib
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -142,17 +141,6 @@ def assign(model: Any, values: Mapping[str, np.ndarray], only: Mapping[str, np.n
         if only and name in only:
             value = np.where(only[name], value, targets[name].numpy())
         targets[name].assign(value)
-
-
-@contextlib.contextmanager
-def put_back(touched: Iterable[Any]) -> Iterator[None]:
-    """Give variables at the end of the context the values that they had at its beginning."""
-    before = [(variable, np.array(variable.numpy())) for variable in touched]
-    try:
-        yield
-    finally:
-        for variable, value in before:
-            variable.assign(value)
 
 
 def all_layers(model: Any) -> list[Any]:

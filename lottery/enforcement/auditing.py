@@ -124,19 +124,15 @@ def _audited(entry: Held, value: np.ndarray, optimizer: Any, gradients: Mapping[
     should = np.broadcast_to(np.asarray(entry.value), masked.shape)
     off = np.where(masked, np.abs(value.astype(np.float64) - should.astype(value.dtype)), 0.0)
     off = np.where(np.isfinite(off), off, np.inf)
-    place = _place(np.argmax(off), entry) if off.any() else None
-    gradient = gradients.get(id(entry.variable))
-    return Audit(
-        num_masked=int(masked.sum()),
-        deviation=float(off.max(initial=0.0)),
-        index=place,
-        held_at=None if place is None else float(should[place]),
-        found=None if place is None else float(value[place]),
-        num_nonzero_slots=sum(
-            int(np.count_nonzero(np.asarray(slot)[masked])) for slot in optimizers.slots(optimizer, entry.variable)
-        ),
-        gradient=None if gradient is None else float(np.abs(gradient[masked]).max(initial=0.0)),
-    )
+    place = held_at = found = gradient = None
+    if off.any():
+        place = _place(np.argmax(off), entry)
+        held_at, found = float(should[place]), float(value[place])
+    if id(entry.variable) in gradients:
+        gradient = float(np.abs(gradients[id(entry.variable)][masked]).max(initial=0.0))
+    slots = [np.asarray(slot)[masked] for slot in optimizers.slots(optimizer, entry.variable)]
+    num_nonzero_slots = sum(map(np.count_nonzero, slots))
+    return Audit(int(masked.sum()), float(off.max(initial=0.0)), place, held_at, found, num_nonzero_slots, gradient)
 
 
 def _gradients(model: Any, batch: Any) -> dict[int, np.ndarray]:

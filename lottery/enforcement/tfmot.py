@@ -81,7 +81,8 @@ def _leaves(model: Any, masked: bool = False) -> dict[Any, bool]:
 
     True for a layer that passes masks of padded inputs on, as after ``Embedding(..., mask_zero=True)`` or if `masked`.
     """
-    library, found = keras_of(model), {}
+    library = keras_of(model)
+    found: dict[Any, bool] = {}
     # The layers of a subclassed model cannot be replaced; tf_keras 2.21 has no public name for a functional one.
     if not (isinstance(model, library.Sequential) or model._is_graph_network):
         return found

@@ -3,8 +3,10 @@
 import contextlib
 import importlib
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from lottery.errors import LotteryError
 
@@ -58,6 +60,17 @@ def evaluating(what: str) -> Iterator[None]:
         raise
     except Exception as error:  # a user's layers, loss and metrics may raise anything
         raise LotteryError(f"{what}: {reason(error)}") from error
+
+
+@contextlib.contextmanager
+def put_back(touched: Iterable[Any]) -> Iterator[None]:
+    """Give variables at the end of the context the values that they had at its beginning."""
+    before = [(variable, np.array(variable.numpy())) for variable in touched]
+    try:
+        yield
+    finally:
+        for variable, value in before:
+            variable.assign(value)
 
 
 def traced(function: Any, *inputs: Any) -> Any:

@@ -26,7 +26,8 @@ def per_entry(model: Any) -> dict[str, int | None]:
     try:
         for call in _calls(model):
             for value in call.layer.variables:
-                if name := names.get(id(value)):
+                name = names.get(id(value))
+                if name is not None:
                     found[name].append(_in_one_call(call, name))
     except Exception:  # Keras may keep its graphs in another way, and no run should stop for a number
         return dict.fromkeys(prunable)

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery import weights
-from lottery.models.kerases import is_keras
+from lottery.models.kerases import is_keras, put_back
 
 _AVERAGES = "_model_variables_moving_average"  # by position, as slots are; no public name (Keras 3.15, tf_keras 2.21)
 
@@ -138,6 +137,6 @@ def finalize(model: Any) -> None:
 @contextlib.contextmanager
 def finalized(model: Any) -> Iterator[None]:
     """Within, a compiled model has the weights that ``fit`` would end with here; training goes on from its own."""
-    with weights.put_back(model.trainable_variables if finalizes(model) else []):
+    with put_back(model.trainable_variables if finalizes(model) else []):
         finalize(model)
         yield

@@ -159,10 +159,8 @@ class Checkpointer:
         self.memory |= parts["memory"]
         numbers = record["standing"]
         # JSON has no tuples.
-        for key in ("metrics", "changes"):
-            numbers[key] = [tuple(row) for row in numbers[key]]
-        for key in ("validation", "trained"):
-            numbers[key] = tuple(numbers[key])
+        numbers |= {key: [tuple(row) for row in numbers[key]] for key in ("metrics", "changes")}
+        numbers |= {key: tuple(numbers[key]) for key in ("validation", "trained")}
         return TrainingState(**numbers, best=parts["best"], budget=parts["budget"], kept=parts["kept"])
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from lottery import randomness, weights
 from lottery.errors import LotteryError
 from lottery.models import optimizers
-from lottery.models.kerases import evaluating, is_compiled, is_keras, keras_of, operations, tf, traced
+from lottery.models.kerases import evaluating, is_compiled, is_keras, keras_of, operations, put_back, tf, traced
 from lottery.training import mirrored, schedules
 from lottery.training.examples import fitting
 from lottery.training.settings import COMPILED, Train
@@ -200,7 +200,7 @@ def observe(examined: Examined, example: tuple[Any, Any]) -> list[float]:
     import keras
 
     reported = []
-    with weights.put_back(examined.variables), randomness.put_back():
+    with put_back(examined.variables), randomness.put_back():
         keras.utils.set_random_seed(0)  # a step may call Python, and draw there
         for _ in range(NUM_OBSERVED):
             logs = examined.step(example)

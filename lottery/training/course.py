@@ -140,10 +140,8 @@ class Course:
         self.trainer.set_masks(changed)
         self.engine.change(before, changed)
         self.kept = state.kept = changed
-        num_kept, num_before, num_both = (
-            sum(masks.num_kept(found).values()) for found in (changed, before, masks.intersection(before, changed))
-        )
-        state.changes.append((state.step, num_kept, num_before - num_both, num_kept - num_both))
+        num_kept, num_both = masks.total_kept(changed), masks.total_kept(masks.intersection(before, changed))
+        state.changes.append((state.step, num_kept, masks.total_kept(before) - num_both, num_kept - num_both))
 
     def keep(self) -> None:
         """Report the step, and write a checkpoint if it is due."""

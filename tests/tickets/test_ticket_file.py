@@ -246,7 +246,7 @@ def test_each_defence_is_needed(library, monkeypatch, watch):
              "registered name")  # fmt: skip
     for name in named:
         assert "which a ticket may not name" in why(name), name
-    monkeypatch.setattr(architecture, "refused", lambda *_: ())
+    monkeypatch.setattr(architecture, "_refused", lambda *_: ())
     monkeypatch.setattr(architecture, "_built", lambda *_: pytest.fail("not refused before it is built"))
     for name in named:
         with pytest.raises(pytest.fail.Exception, match="before it is built"):
