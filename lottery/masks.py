@@ -31,9 +31,14 @@ def num_kept(masks: Masks) -> dict[str, int]:
     return {name: int(np.count_nonzero(mask)) for name, mask in masks.items()}
 
 
+def total_kept(masks: Masks) -> int:
+    """Count the kept entries of all weights."""
+    return sum(num_kept(masks).values())
+
+
 def density(masks: Masks) -> float:
     """Return the fraction of all entries that are kept, in [0, 1]."""
-    return sum(num_kept(masks).values()) / sum(mask.size for mask in masks.values())
+    return total_kept(masks) / sum(mask.size for mask in masks.values())
 
 
 def density_by_weight(masks: Masks) -> dict[str, float]:
@@ -56,11 +61,11 @@ def apply(weights: Weights, masks: Masks, held_at: Weights | None = None) -> dic
         LotteryError: A mask does not fit.
     """
     check(masks, weights)
-    held_at = held_at or {}
     applied = dict(weights)
     for name, mask in masks.items():
-        held = held_at.get(name, np.zeros((), applied[name].dtype))
-        applied[name] = np.where(mask, applied[name], held).astype(applied[name].dtype, copy=False)
+        own = applied[name]
+        held = (held_at or {}).get(name, np.zeros((), own.dtype))
+        applied[name] = np.where(mask, own, held).astype(own.dtype, copy=False)
     return applied
 
 
@@ -73,9 +78,8 @@ def intersection(first: Masks, second: Masks) -> Masks:
 
 def distance(first: Masks, second: Masks) -> float:
     """Return the fraction of all entries that only one of two masks keeps, in [0, 1]."""
-    kept, counts = num_kept(intersection(first, second)), (num_kept(first), num_kept(second))
-    differing = sum(counts[0][name] + counts[1][name] - 2 * kept[name] for name in kept)
-    return differing / sum(mask.size for mask in first.values())
+    in_one = total_kept(first) + total_kept(second) - 2 * total_kept(intersection(first, second))
+    return in_one / sum(mask.size for mask in first.values())
 
 
 def is_nested(inner: Masks, outer: Masks) -> bool:
@@ -91,9 +95,9 @@ def leaks(weights: Weights, masks: Masks, held_at: Weights | None = None) -> dic
         held_at: The values of masked entries, as for `apply`; zero if missing.
     """
     check(masks, weights)
-    held_at, counts = held_at or {}, {}
+    counts = {}
     for name, mask in masks.items():
-        held = np.broadcast_to(held_at.get(name, 0), mask.shape)[~mask]
+        held = np.broadcast_to((held_at or {}).get(name, 0), mask.shape)[~mask]
         counts[name] = int(np.count_nonzero(weights[name][~mask] != held))
     return {name: count for name, count in counts.items() if count}
 

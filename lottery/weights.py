@@ -1,6 +1,7 @@
 """The bridge to built Keras 3 and tf_keras models: stable names of variables, prunable weights, reading, assigning."""
 
 import hashlib
+import itertools
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -45,13 +46,11 @@ def portable(model: Any) -> dict[str, Any]:
 
     States of random layers are left out, and all variables of tfmot's wrappers but the weights that they wrap.
     """
-    of_wrappers: set[int] = set()
-    for layer in all_layers(model):
-        if inside(layer) is not layer:
-            wrapped = {id(variable) for variable in inside(layer).variables}
-            of_wrappers |= {id(variable) for variable in layer.variables} - wrapped
+    wrappers = [layer for layer in all_layers(model) if inside(layer) is not layer]
+    wrapped = {id(variable) for layer in wrappers for variable in inside(layer).variables}
+    left_out = {id(variable) for layer in wrappers for variable in layer.variables} - wrapped
     named = variables(model).items()
-    return {name: variable for name, variable in named if not is_random_state(name) and id(variable) not in of_wrappers}
+    return {name: variable for name, variable in named if not is_random_state(name) and id(variable) not in left_out}
 
 
 def prunable(model: Any, biases: bool = False) -> dict[str, Any]:
@@ -76,20 +75,20 @@ def prunable(model: Any, biases: bool = False) -> dict[str, Any]:
 
 def unprunable(model: Any, biases: bool = False) -> dict[str, str]:
     """Return the variables that cannot be pruned, by name, each with the reason; the others are `prunable`."""
-    variables_by_name = variables(model)  # first, because it refuses a model that is not built
-    named, factors = _named_by_layers(model), _factors(model)
+    named = variables(model)  # first, because it refuses a model that is not built
+    by_layers = _factors(model) | _named_by_layers(model)
     # A variable of tf_keras calls itself trainable even where its layer is frozen.
     trained = {id(variable) for variable in model.trainable_variables}
     reasons: dict[str, str] = {}
-    for name, variable in variables_by_name.items():
+    for name, variable in named.items():
         if id(variable) not in trained:
             reasons[name] = "not trainable"
         elif "float" not in str(variable.dtype):
             reasons[name] = "not floating point"
-        elif id(variable) in named:
-            reasons[name] = "" if named[id(variable)] else "not named by the layer's get_prunable_weights()"
+        elif id(variable) in by_layers:
+            reasons[name] = by_layers[id(variable)]
         else:
-            reasons[name] = factors.get(id(variable)) or _reason(name, variable)
+            reasons[name] = _reason(name, variable)
     allowed = ("", _BIAS) if biases else ("",)
     return {name: reason for name, reason in reasons.items() if reason not in allowed}
 
@@ -106,12 +105,18 @@ def is_trained(model: Any, variable: Any) -> bool:
 
 def read(model: Any, biases: bool = False) -> dict[str, np.ndarray]:
     """Copy the `prunable` weights to arrays, by name."""
-    return {name: _array(variable) for name, variable in prunable(model, biases).items()}
+    return arrays(prunable(model, biases))
 
 
 def read_state(model: Any) -> dict[str, np.ndarray]:
     """Copy every variable of the model to arrays, by name; `assign` restores them."""
-    return {name: _array(variable) for name, variable in variables(model).items()}
+    return arrays(variables(model))
+
+
+def arrays(named: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Copy variables to arrays, by name."""
+    # Copies, since numpy() may return the memory that the next step writes to.
+    return {name: np.array(variable.numpy()) for name, variable in named.items()}
 
 
 def assign(model: Any, values: Mapping[str, np.ndarray], only: Mapping[str, np.ndarray] | None = None) -> None:
@@ -128,13 +133,13 @@ def assign(model: Any, values: Mapping[str, np.ndarray], only: Mapping[str, np.n
     for name, value in values.items():
         if name not in targets:
             raise missing("The model has no weight", name, targets)
-        if tuple(np.shape(value)) != tuple(targets[name].shape):
-            own = tuple(targets[name].shape)
-            raise LotteryError(f"The value for {name!r} has shape {tuple(np.shape(value))}, the model's has {own}.")
+        received, expected = tuple(np.shape(value)), tuple(targets[name].shape)
+        if received != expected:
+            raise LotteryError(f"The value for {name!r} has shape {received}, the model's has {expected}.")
     masks_module.check(dict(only or {}), targets)
     for name, value in values.items():
         if only and name in only:
-            value = np.where(only[name], value, _array(targets[name]))
+            value = np.where(only[name], value, targets[name].numpy())
         targets[name].assign(value)
 
 
@@ -197,11 +202,8 @@ def plain_name(layer: Any) -> str:
 
 
 def _unique(name: str, taken: Mapping[str, Any]) -> str:
-    count, unique = 0, name
-    while unique in taken:
-        count += 1
-        unique = f"{name}_{count}"
-    return unique
+    names = itertools.chain([name], (f"{name}_{count}" for count in itertools.count(1)))
+    return next(name for name in names if name not in taken)
 
 
 def _reason(name: str, variable: Any) -> str:
@@ -225,9 +227,9 @@ def _factors(model: Any) -> dict[int, str]:
     return found
 
 
-def _named_by_layers(model: Any) -> dict[int, bool]:
-    """Map each variable in a layer that names its prunable weights, by identity, to True if the layer names it."""
-    named: dict[int, bool] = {}
+def _named_by_layers(model: Any) -> dict[int, str]:
+    """Map the variables of layers that name their prunable weights, by identity, to a reason, empty if it is named."""
+    found: dict[int, str] = {}
     waiting, seen = [model], set()
     while waiting:
         layer = waiting.pop()
@@ -238,10 +240,10 @@ def _named_by_layers(model: Any) -> dict[int, bool]:
         if not hasattr(type(layer), "get_prunable_weights"):
             waiting += children(layer)
             continue
-        chosen = {id(variable) for variable in _chosen(layer)}
         for variable in layer.variables:
-            named[id(variable)] = id(variable) in chosen or named.get(id(variable), False)
-    return named
+            found.setdefault(id(variable), "not named by the layer's get_prunable_weights()")
+        found |= {id(variable): "" for variable in _chosen(layer)}
+    return found
 
 
 def _chosen(layer: Any) -> list[Any]:
@@ -259,9 +261,10 @@ def _chosen(layer: Any) -> list[Any]:
     return list(returned)
 
 
-def _array(variable: Any) -> np.ndarray:
-    # A copy, since numpy() may return the memory that the next step writes to.
-    return np.array(variable.numpy())
+def unwrapped(variable: Any) -> Any:
+    """Return the variable of TensorFlow inside a variable of Keras; any other variable is returned itself."""
+    # Keras 3 (3.15: `_value`) wraps a tf.Variable, and so does tf_keras (2.21: `_variable`) in mixed precision.
+    return getattr(variable, "_variable", getattr(variable, "_value", variable))
 
 
 def components(variable: Any) -> list[Any]:
@@ -269,8 +272,7 @@ def components(variable: Any) -> list[Any]:
     import tensorflow as tf
 
     if not isinstance(variable, tf.distribute.DistributedValues):
-        # Keras 3 (3.15: `_value`) wraps a tf.Variable, and so does tf_keras (2.21: `_variable`) in mixed precision.
-        variable = getattr(variable, "_variable", getattr(variable, "_value", variable))
+        variable = unwrapped(variable)
     return list(variable.values) if isinstance(variable, tf.distribute.DistributedValues) else [variable]
 
 

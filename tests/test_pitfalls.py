@@ -12,7 +12,7 @@ from lottery.errors import LotteryError
 from lottery.pipeline import rounds
 from lottery.pruning import branches, ranking, rewinding, schedules
 from lottery.runs import verification
-from lottery.training import course, evaluation, trainer
+from lottery.training import course, loop, trainer
 from tests import test_data, test_weights
 from tests.conftest import SMALL, quietly
 from tests.enforcement import test_auditing, test_modes
@@ -83,18 +83,18 @@ def freeze_small_values(patch):
 
 def drop_the_last_batch(patch):
     """5: the last, smaller batch is not evaluated."""
-    original = evaluation._of_arrays
+    original = loop._over_arrays
 
     def of_arrays(*arguments):
         evaluate = original(*arguments)
 
         def without_the_last(x, y):
-            whole = max(1, len(x) // evaluation.EVALUATION_BATCH) * evaluation.EVALUATION_BATCH
+            whole = max(1, len(x) // loop.EVALUATION_BATCH) * loop.EVALUATION_BATCH
             return evaluate(x[:whole], y[:whole])
 
         return without_the_last
 
-    patch.setattr(evaluation, "_of_arrays", of_arrays)
+    patch.setattr(loop, "_over_arrays", of_arrays)
 
 
 def choose_by_test(patch):
@@ -185,7 +185,7 @@ def keep_the_momentum(patch):
 
 def keep_the_old_trace(patch):
     """21: a train function that was traced before the masks were set is used on."""
-    patch.setattr(modes, "retrace", lambda model: None)
+    patch.setattr(modes.patching, "retrace", lambda model: None)
 
 
 def name_by_path(patch):
@@ -272,12 +272,12 @@ def leave_entries_one_step_away(patch):
     """10: after an update the pruned entries are off until the next forward pass."""
     import contextlib
 
-    patch.setattr(modes, "constrained", lambda entries: contextlib.nullcontext())
+    patch.setattr(modes.patching, "constrained", lambda entries: contextlib.nullcontext())
 
 
 def leave_old_momentum(patch):
     """19: momentum from before goes on moving entries that have no gradient."""
-    patch.setattr(modes, "clear_slots", lambda optimizer, entries: None)
+    patch.setattr(modes.patching, "clear_slots", lambda optimizer, entries: None)
 
 
 def stay_installed_after_an_exception(patch):

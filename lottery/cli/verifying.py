@@ -155,7 +155,7 @@ def _verify_ticket(file: Path) -> None:
     output.say(f"{ticket!r}: every checksum, size and count holds.")
     environment.num_threads()  # imports TensorFlow without its start-up messages
     try:
-        architecture.check(ticket.architecture, shapes(ticket.weights))
+        architecture.build(ticket.architecture, shapes(ticket.weights))
     except TicketError as error:
         output.say(printable(error))
         if {"name", "keras"} & ticket.architecture.keys():

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from lottery.enforcement.callbacks import FitCallback
-from lottery.enforcement.entries import PRESENT, Held, HeldAt, adapted, computed, held, refuse_adapted, words
+from lottery.enforcement.entries import PRESENT, Held, HeldAt, adapted, held, refuse_adapted, words
 from lottery.enforcement.patching import Method, replaced
 from lottery.errors import LotteryError
 from lottery.models import optimizers
@@ -48,11 +48,13 @@ def audit(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None, batch: A
     if PRESENT in words(held_at):
         raise LotteryError('audit cannot check held_at="present", which always agrees. Pass the values by weight.')
     entries = held(model, masks, held_at)
-    gradients, layers = {} if batch is None else _gradients(model, batch), adapted(model, entries)
-    optimizer = getattr(model, "optimizer", None)
-    return {
-        entry.name: _audited(entry, computed(entry, layers.get(entry.name)), optimizer, gradients) for entry in entries
-    }
+    gradients = {} if batch is None else _gradients(model, batch)
+    with_lora, optimizer = adapted(model, entries), getattr(model, "optimizer", None)
+    found = {}
+    for entry in entries:
+        value = np.asarray(with_lora.get(entry.name, entry.variable).numpy())
+        found[entry.name] = _audited(entry, value, optimizer, gradients)
+    return found
 
 
 class AuditMasks(FitCallback):
@@ -71,27 +73,24 @@ class AuditMasks(FitCallback):
         refuse_adapted(self.model, self._entries)
         self._step = tf.Variable(tf.zeros((), tf.int64), trainable=False)
         # By weight: the first step after which an entry had moved, -1 for none; its place, and its value.
-        self._first = tf.Variable(tf.fill([len(self._entries)], np.int64(-1)), trainable=False)
-        self._where = tf.Variable(tf.zeros_like(self._first), trainable=False)
-        self._found = tf.Variable(tf.zeros([len(self._entries)], tf.float64), trainable=False)
+        self._moved = tf.Variable(tf.fill([len(self._entries), 3], np.float64(-1)), trainable=False)
         self._looking = tf.function(self._look, autograph=False)  # op by op it would take longer than a step
         stack.enter_context(replaced(self.model, "train_step", self._watching))
 
     def on_train_batch_end(self, batch: Any, logs: Any = None) -> None:
         """Raise if anything has moved."""
         self._looking()
-        moved = [(first, index) for index, first in enumerate(self._first.numpy()) if first >= 0]
+        moved = [(row, entry) for row, entry in zip(self._moved.numpy(), self._entries, strict=True) if row[0] >= 0]
         if not moved:
             return
         self.close()
-        first, index = min(moved)
-        entry = self._entries[index]
-        place = _place(self._where.numpy()[index], entry)
+        (step, flat, found), entry = min(moved, key=lambda pair: pair[0][0])
+        place = _place(flat, entry)
         value = np.broadcast_to(np.asarray(entry.value), tuple(entry.variable.shape))[place]
-        when = f"after step {first}" if first else "before the first step"
+        when = f"after step {step:.0f}" if step else "before the first step"
         raise LotteryError(
-            f"{entry.name}{list(place)} is masked and must be {value:.9g}, but is "
-            f"{self._found.numpy()[index]:.9g} {when}: this training does not hold the masks."
+            f"{entry.name}{list(place)} is masked and must be {value:.9g}, but is {found:.9g} {when}: this training "
+            "does not hold the masks."
         )
 
     def _watching(self, train_step: Method) -> Method:
@@ -108,12 +107,11 @@ class AuditMasks(FitCallback):
             value = tf.convert_to_tensor(entry.variable)
             # NaN is unequal to itself, so it counts as moved.
             off = tf.reshape(tf.logical_not(tf.equal(value, entry.projected(value))), [-1])
-            is_first = tf.reduce_any(off) & (self._first[index] < 0)
+            is_first = tf.reduce_any(off) & (self._moved[index, 0] < 0)
             at = tf.argmax(tf.cast(off, tf.int32))
-            found = tf.cast(tf.reshape(value, [-1])[at], tf.float64)
-            for variable, new in ((self._where, at), (self._found, found), (self._first, self._step)):
-                chosen = is_first & (tf.range(len(self._entries)) == index)
-                variable.assign(tf.where(chosen, tf.cast(new, variable.dtype), variable))
+            row = [tf.cast(part, tf.float64) for part in (self._step, at, tf.reshape(value, [-1])[at])]
+            is_chosen = is_first & (tf.range(len(self._entries)) == index)
+            self._moved.assign(tf.where(is_chosen[:, None], tf.stack(row), self._moved))
 
 
 def _place(flat: Any, entry: Held) -> tuple[int, ...]:
@@ -126,19 +124,15 @@ def _audited(entry: Held, value: np.ndarray, optimizer: Any, gradients: Mapping[
     should = np.broadcast_to(np.asarray(entry.value), masked.shape)
     off = np.where(masked, np.abs(value.astype(np.float64) - should.astype(value.dtype)), 0.0)
     off = np.where(np.isfinite(off), off, np.inf)
-    place = _place(np.argmax(off), entry) if off.any() else None
-    gradient = gradients.get(id(entry.variable))
-    return Audit(
-        num_masked=int(masked.sum()),
-        deviation=float(off.max(initial=0.0)),
-        index=place,
-        held_at=None if place is None else float(should[place]),
-        found=None if place is None else float(value[place]),
-        num_nonzero_slots=sum(
-            int(np.count_nonzero(np.asarray(slot)[masked])) for slot in optimizers.slots(optimizer, entry.variable)
-        ),
-        gradient=None if gradient is None else float(np.abs(gradient[masked]).max(initial=0.0)),
-    )
+    place = held_at = found = gradient = None
+    if off.any():
+        place = _place(np.argmax(off), entry)
+        held_at, found = float(should[place]), float(value[place])
+    if id(entry.variable) in gradients:
+        gradient = float(np.abs(gradients[id(entry.variable)][masked]).max(initial=0.0))
+    slots = [np.asarray(slot)[masked] for slot in optimizers.slots(optimizer, entry.variable)]
+    num_nonzero_slots = sum(map(np.count_nonzero, slots))
+    return Audit(int(masked.sum()), float(off.max(initial=0.0)), place, held_at, found, num_nonzero_slots, gradient)
 
 
 def _gradients(model: Any, batch: Any) -> dict[int, np.ndarray]:

@@ -87,8 +87,7 @@ class FitCallback(keras.callbacks.Callback):
     def _implements_test_batch_hooks(self) -> bool:
         return False
 
-    def _implements_predict_batch_hooks(self) -> bool:
-        return False
+    _implements_predict_batch_hooks = _implements_test_batch_hooks
 
 
 def _remake_train_function(model: Any) -> None:

@@ -1,5 +1,6 @@
 """Weights with held entries, and the plain functions that every mode of enforcement is made of."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 from lottery import masks as masks_module
 from lottery import weights
 from lottery.errors import LotteryError, missing, unknown
-from lottery.models.kerases import keras_of
+from lottery.models.kerases import keras_of, tf
 
 # Values by weight, or the word for the values that the weights have when holding begins.
 HeldAt = Mapping[str, Any] | str | None
@@ -32,8 +33,6 @@ class Held:
 
     def projected(self, value: Any) -> Any:
         """Return a tensor of the weight's shape with every masked entry at its held value."""
-        import tensorflow as tf
-
         value = tf.convert_to_tensor(value)
         # A choice, not a product: held values are exact, and zero is never negative zero or NaN.
         return tf.where(self.mask, value, tf.cast(self.value, value.dtype))
@@ -44,8 +43,6 @@ class Held:
 
     def masked_gradient(self, gradient: Any) -> Any:
         """Return a gradient of the weight, dense or of single rows, with zero for every masked entry."""
-        import tensorflow as tf
-
         if gradient is None:
             return None
         if isinstance(gradient, tf.IndexedSlices):
@@ -86,24 +83,14 @@ def check_kind(masks: Any, what: str = "masks") -> None:
 
 
 def adapted(model: Any, entries: Sequence[Held]) -> dict[str, Any]:
-    """Return by weight the layers of Keras 3 that add a product of LoRA to a weight before they compute with it."""
+    """Return by weight what layers of Keras 3 with LoRA compute with in its place: the weight plus a product."""
     layers = [layer for layer in weights.all_layers(model) if getattr(layer, "lora_enabled", False)]
-    return {entry.name: layer for entry in entries for layer in layers if _computed_by(layer, entry) is not None}
-
-
-def computed(entry: Held, layer: Any) -> np.ndarray:
-    """Return the values of a weight that a network computes with: with LoRA, those of its layer from `adapted`."""
-    return np.asarray(entry.variable.numpy() if layer is None else _computed_by(layer, entry))
-
-
-def _computed_by(layer: Any, entry: Held) -> Any:
-    """Return what a layer with LoRA computes in the place of a weight; None if it adapts another weight."""
-    # The public attributes are the weight plus a product of two others; the weight itself is private (Keras 3.15).
-    if getattr(layer, "_kernel", None) is entry.variable:
-        return layer.kernel
-    if getattr(layer, "_embeddings", None) is entry.variable:
-        return layer.embeddings
-    return None
+    found = {}
+    for layer, attribute in itertools.product(layers, ("kernel", "embeddings")):
+        # The public attributes have the product; the weight itself is private (Keras 3.15).
+        own = getattr(layer, f"_{attribute}", None)
+        found |= {entry.name: getattr(layer, attribute) for entry in entries if entry.variable is own}
+    return found
 
 
 def refuse_adapted(model: Any, entries: Sequence[Held]) -> None:
@@ -158,16 +145,15 @@ def mask_gradients(
 def masked(entries: Sequence[Held], gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
     """Set the gradients of masked entries to zero."""
     by_variable = {id(entry.variable): entry for entry in entries}
-    return [
-        by_variable[id(variable)].masked_gradient(gradient) if id(variable) in by_variable else gradient
-        for gradient, variable in zip(gradients, variables, strict=True)
-    ]
+    changed = list(gradients)
+    for place, variable in enumerate(variables):
+        if id(variable) in by_variable:
+            changed[place] = by_variable[id(variable)].masked_gradient(gradients[place])
+    return changed
 
 
 def _values(targets: Mapping[str, Any], masks: Mapping[str, np.ndarray], held_at: HeldAt) -> dict[str, Any]:
     """Return the held values by weight, checked: each is a number, an array, or a variable that can be assigned."""
-    import tensorflow as tf
-
     if held_at is None:
         return {}
     if isinstance(held_at, str):
@@ -198,8 +184,6 @@ def _values(targets: Mapping[str, Any], masks: Mapping[str, np.ndarray], held_at
 
 
 def _are_finite(values: np.ndarray, variable: Any) -> bool:
-    import tensorflow as tf
-
     dtype = tf.as_dtype(variable.dtype).as_numpy_dtype
     try:
         with np.errstate(over="ignore"):

@@ -8,24 +8,10 @@ from functools import partial
 from typing import Any
 
 from lottery import weights
-from lottery.enforcement import tfmot
+from lottery.enforcement import patching, tfmot
 from lottery.enforcement.entries import Held, HeldAt, check_kind, held, masked, refuse_adapted
-from lottery.enforcement.patching import (
-    applying,
-    clear_slots,
-    computing_with,
-    constrained,
-    frozen,
-    hold,
-    holding_after,
-    obeying,
-    replaced,
-    retrace,
-    unconstrained,
-    undone,
-)
 from lottery.errors import LotteryError
-from lottery.models.kerases import is_keras, keras_of
+from lottery.models.kerases import is_keras, keras_of, tf
 
 # A context manager function, as `constraint`: of a model, masks and held values. It yields callbacks for ``fit``.
 Enforcement = Callable[..., AbstractContextManager[list[Any]]]
@@ -61,7 +47,7 @@ def constraint(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> 
     Raises:
         LotteryError: A mask does not fit the model, or the weight is already held. The model is unchanged.
     """
-    with _holding(model, masks, held_at, "constraint") as entries, constrained(entries):
+    with _holding(model, masks, held_at, "constraint") as entries, patching.constrained(entries):
         yield []
 
 
@@ -82,11 +68,11 @@ def gradient(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> It
         )
     with (
         _holding(model, masks, held_at, "gradient") as entries,
-        constrained(entries),
-        applying(optimizer, lambda gradients, variables: (masked(entries, gradients, variables), variables)),
+        patching.constrained(entries),
+        patching.applying(optimizer, lambda gradients, variables: (masked(entries, gradients, variables), variables)),
     ):
         # Momentum of the time before would move masked entries that have no gradient any more.
-        clear_slots(optimizer, entries)
+        patching.clear_slots(optimizer, entries)
         yield []
 
 
@@ -106,8 +92,8 @@ def reparameterization(model: Any, masks: Mapping[str, Any], held_at: HeldAt = N
     _refuse_spectral(model, masks)
     with (
         _holding(model, masks, held_at, "reparameterization") as entries,
-        constrained(entries),
-        replaced(model, "call", computing_with(entries)),
+        patching.constrained(entries),
+        patching.replaced(model, "call", patching.computing_with(entries)),
     ):
         yield []
 
@@ -125,18 +111,18 @@ def callback(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> It
     """
     _refuse_several_steps(model)
     with _holding(model, masks, held_at, "callback") as entries:
-        both = [(entry.variable, obeying(entry)) for entry in entries]
+        both = [(entry.variable, patching.obeying(entry)) for entry in entries]
 
         def obey() -> None:
-            for variable, obey_both in both:
-                variable.assign(obey_both(variable))
+            for variable, obeyed in both:
+                variable.assign(obeyed(variable))
 
         made: Any = keras_of(model).callbacks.LambdaCallback(
             on_train_begin=lambda logs: _refuse_several_steps(made.model),
             on_train_batch_end=lambda batch, logs=None: obey(),
         )
         made._supports_tf_logs = True  # or tf_keras 2.21 copies logs from the device for it
-        with unconstrained(entries):  # a norm would count masked entries, which the update has moved
+        with patching.unconstrained(entries):  # a norm would count masked entries, which the update has moved
             yield [made]
 
 
@@ -154,7 +140,7 @@ def pruning_wrappers(model: Any, masks: Mapping[str, Any], held_at: HeldAt = Non
     with (
         tfmot.wrapped_in_place(model, masks),
         _holding(model, masks, held_at, "tfmot") as entries,
-        constrained(entries),
+        patching.constrained(entries),
     ):
         yield []
 
@@ -178,14 +164,10 @@ ENFORCEMENTS: dict[str, Mode] = {
     "reparameterization": Mode(reparameterization, on_several_devices=False, refuses_layers=True),
     "callback": Mode(callback),
     "tfmot": Mode(
-        pruning_wrappers,
-        tf_keras_only=True,
-        zero_only=True,
-        on_several_devices=False,
-        refuses_layers=True,
+        pruning_wrappers, tf_keras_only=True, zero_only=True, on_several_devices=False, refuses_layers=True,
         on_sparse_engine=False,
     ),
-}
+}  # fmt: skip
 
 
 def given(function: Enforcement) -> Mode:
@@ -195,8 +177,6 @@ def given(function: Enforcement) -> Mode:
 
 def mask_variables(masks: Mapping[str, Any]) -> dict[str, Any]:
     """Make boolean ``tf.Variable`` of masks, so that a trace stays valid when other masks are assigned to them."""
-    import tensorflow as tf
-
     return {name: tf.Variable(mask, trainable=False, dtype=tf.bool) for name, mask in masks.items()}
 
 
@@ -216,16 +196,16 @@ def _holding(model: Any, masks: Mapping[str, Any], held_at: HeldAt, mode: str) -
     # `fit` keeps the functions that it has traced, so they are made again at both ends.
     try:
         with (
-            frozen(model, [entry for entry in entries if entry.frozen]),
+            patching.frozen(model, [entry for entry in entries if entry.frozen]),
             # `fit` may end by putting moving averages in the place of weights.
-            holding_after(getattr(model, "optimizer", None), "finalize_variable_values", entries),
+            patching.holding_after(getattr(model, "optimizer", None), "finalize_variable_values", entries),
         ):
-            hold(entries)
-            retrace(model)
-            with undone(partial(hold, entries)):
+            patching.hold(entries)
+            patching.retrace(model)
+            with patching.undone(partial(patching.hold, entries)):
                 yield entries
     finally:
-        retrace(model)
+        patching.retrace(model)
         for key in own:
             del _HOLDING[key]
 

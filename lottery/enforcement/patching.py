@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lottery import weights
 from lottery.errors import LotteryError
 from lottery.models import optimizers
+from lottery.models.kerases import tf
 
 if TYPE_CHECKING:
     from lottery.enforcement.entries import Held
@@ -104,14 +105,11 @@ def obeying(entry: "Held") -> Callable[[Any], Any]:
 
 @contextlib.contextmanager
 def _constraints(new: Sequence[tuple["Held", Callable[[Any], Any] | None]]) -> Iterator[None]:
-    before = [entry.variable.constraint for entry, _ in new]
-    for entry, value in new:
-        _set_constraint(entry.variable, value)
-    try:
+    with contextlib.ExitStack() as stack:
+        for entry, value in new:
+            stack.callback(_set_constraint, entry.variable, entry.variable.constraint)
+            _set_constraint(entry.variable, value)
         yield
-    finally:
-        for (entry, _), previous in zip(new, before, strict=True):
-            _set_constraint(entry.variable, previous)
 
 
 def applying(
@@ -202,8 +200,6 @@ def seen_as(changes: Sequence[tuple[str, Any, Method]], how: str) -> Iterator[No
 
 def _differentiable(entry: "Held", value: Any) -> Any:
     """Return held values of a variable, whose gradient has the form of the variable's own, masked."""
-    import tensorflow as tf
-
     # TensorFlow's own gradient of a choice is dense, while the gradient of an Embedding has the rows that it looked up,
     # and optimizers with momentum leave the other rows alone. A function with its own gradient reads no variables.
     held = tf.convert_to_tensor(entry.value) if hasattr(entry.value, "assign") else entry.value
@@ -225,8 +221,6 @@ def _refused(name: str, how: str, assign: Method) -> Method:
 
 def clear_slots(optimizer: Any, entries: Sequence["Held"]) -> None:
     """Set an optimizer's slots of masked entries to zero, and moving averages of them to the held values."""
-    import tensorflow as tf
-
     averages = {id(average) for average in optimizers.all_averages(optimizer)}
     for entry in entries:
         for slot in optimizers.slots(optimizer, entry.variable):

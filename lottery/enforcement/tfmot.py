@@ -12,8 +12,8 @@ from lottery import weights
 from lottery.enforcement.entries import Held, held
 from lottery.enforcement.patching import replaced, retrace, undone
 from lottery.errors import LotteryError
-from lottery.models import outputs
-from lottery.models.kerases import evaluating, keras_of
+from lottery.models import graph, outputs
+from lottery.models.kerases import evaluating, keras_of, tf
 
 _OTHERWISE = 'or use another mode of enforcement, such as "constraint"'
 
@@ -51,7 +51,7 @@ def refuse_wrapped(model: Any) -> None:
         )
 
 
-def hosts(layers: Sequence[Any], entries: Sequence[Held]) -> tuple[dict[str, Any], dict[str, str]]:
+def _hosts(layers: Sequence[Any], entries: Sequence[Held]) -> tuple[dict[str, Any], dict[str, str]]:
     """Find by weight the first of `layers`, outer ones first, to wrap, or the reason why tfmot cannot prune it."""
     found, reasons = {}, {}
     pruned = {id(layer): _pruned(weights.inside(layer)) for layer in layers if layer.variables}
@@ -76,39 +76,29 @@ def _has(variables: Iterable[Any], entry: Held) -> bool:
     return any(variable is entry.variable for variable in variables)
 
 
-def leaves(model: Any, masked: bool = False) -> dict[Any, bool]:
+def _leaves(model: Any, masked: bool = False) -> dict[Any, bool]:
     """Return the layers that can be replaced in a tf_keras model and in models inside it.
 
     True for a layer that passes masks of padded inputs on, as after ``Embedding(..., mask_zero=True)`` or if `masked`.
     """
-    import tf_keras
-
+    library = keras_of(model)
     found: dict[Any, bool] = {}
     # The layers of a subclassed model cannot be replaced; tf_keras 2.21 has no public name for a functional one.
-    if not (isinstance(model, tf_keras.Sequential) or model._is_graph_network):
+    if not (isinstance(model, library.Sequential) or model._is_graph_network):
         return found
     for layer in model.layers:
         # What one place of a shared layer needs counts for all: there is a single layer to replace.
-        if isinstance(layer, tf_keras.Model):
-            inner = leaves(layer, masked or _has_mask(layer, "input_tensors"))
+        if isinstance(layer, library.Model):
+            inner = _leaves(layer, masked or graph.passes_masks(layer, "input_tensors"))
         else:
-            inner = {layer: masked or _has_mask(layer, "output_tensors")}
+            inner = {layer: masked or graph.passes_masks(layer, "output_tensors")}
         for leaf, is_masked in inner.items():
             found[leaf] = is_masked or found.get(leaf, False)
     return found
 
 
-def _has_mask(layer: Any, which: str) -> bool:
-    """Check if Keras passes masks with the ``"input_tensors"`` or ``"output_tensors"`` of a layer's calls."""
-    import tensorflow as tf
-
-    # tf_keras 2.21 lists the calls of a layer here, and puts a mask on the tensor that it belongs to.
-    tensors = tf.nest.flatten([getattr(node, which) for node in layer._inbound_nodes])
-    return any(getattr(tensor, "_keras_mask", None) is not None for tensor in tensors)
-
-
-def difference(layer: Any, masked: bool) -> str | None:
-    """Describe a change that a wrapper would make to a layer of `leaves` besides pruning; None without one."""
+def _difference(layer: Any, masked: bool) -> str | None:
+    """Describe a change that a wrapper would make to a layer of `_leaves` besides pruning; None without one."""
     # A wrapper calls the layer's `call` directly, without the work that Keras does around it.
     if masked:
         return "its wrapper would drop the masks that Keras passes on for padded inputs"
@@ -121,24 +111,24 @@ def difference(layer: Any, masked: bool) -> str | None:
     return None
 
 
-def refuse(reasons: Mapping[str, str]) -> None:
+def _refuse(reasons: Mapping[str, str]) -> None:
     """Raise `LotteryError` if there are weights that tfmot cannot hold."""
     if reasons:
         each = ", ".join(f"{name!r} ({reason})" for name, reason in reasons.items())
         raise LotteryError(f"tfmot cannot hold the masks of {each}; leave them out, {_OTHERWISE}.")
 
 
-def with_layers(model: Any, new: dict[int, Any]) -> Any:
+def _with_layers(model: Any, new: dict[int, Any]) -> Any:
     """Make a tf_keras model, not compiled, of the same layers but for those that `new` replaces, by their identity."""
-    import tf_keras
+    library = keras_of(model)
 
     def layer_of(layer: Any) -> Any:
-        if isinstance(layer, tf_keras.Model) and any(id(inner) in new for inner in weights.all_layers(layer)):
-            new.setdefault(id(layer), with_layers(layer, new))  # once, since it may be shared
+        if isinstance(layer, library.Model) and any(id(inner) in new for inner in weights.all_layers(layer)):
+            new.setdefault(id(layer), _with_layers(layer, new))  # once, since it may be shared
         return new.get(id(layer), layer)
 
     with evaluating(f"Keras cannot build the model {model.name!r} anew from its layers, as tfmot needs it"):
-        copy = tf_keras.models.clone_model(model, clone_function=layer_of)
+        copy = library.models.clone_model(model, clone_function=layer_of)
     if type(copy) is not type(model):
         raise LotteryError(
             f"Keras makes a plain {type(copy).__name__} of the {type(model).__name__} {model.name!r}, without its own "
@@ -189,10 +179,10 @@ def read_masks(model: Any) -> dict[str, np.ndarray]:
 def wrap(model: Any, masks: Mapping[str, Any]) -> Any:
     """Wrap the layers of a model that have masks with tfmot's wrappers, which hold the masks and never recompute them.
 
-    The layers are shared, as in tfmot itself: the new model trains the variables of `model`, whose masked entries are
-    set to zero at once. The new model is not compiled, and needs no ``UpdatePruningStep``. After each update tfmot
-    leaves masked entries one step away from zero until the next forward pass; `strip` makes them exactly
-    zero, and so does ``enforcement.pruning_wrappers`` around the training.
+    The layers are shared, as in tfmot itself: the new model, which is not compiled and needs no ``UpdatePruningStep``,
+    trains the variables of `model`, whose masked entries are set to zero at once. After each update tfmot leaves them
+    one step away from zero until the next forward pass; `strip` makes them exactly zero, and so does
+    ``enforcement.pruning_wrappers`` around the training.
 
     Existing wrappers get these masks, keep their own for weights that `masks` does not name, and stop updating. If
     they hold everything, `model` itself is returned, compiled or not.
@@ -207,16 +197,16 @@ def wrap(model: Any, masks: Mapping[str, Any]) -> Any:
     """
     check_library(model)
     entries, found = held(model, masks), find(model)
-    masked = leaves(model)
-    layers, reasons = hosts(list(masked), [entry for entry in entries if entry.name not in found])
+    masked = _leaves(model)
+    layers, reasons = _hosts(list(masked), [entry for entry in entries if entry.name not in found])
     for name, layer in layers.items():
-        why = difference(layer, masked[layer])
+        why = _difference(layer, masked[layer])
         if why:
             reasons[name] = why
-    refuse({name: why for name, why in reasons.items() if not np.all(masks[name])})
+    _refuse({name: why for name, why in reasons.items() if not np.all(masks[name])})
     chosen = {id(layer): layer for name, layer in layers.items() if name not in reasons}
     if chosen:
-        model = with_layers(model, {key: _wrapper(layer) for key, layer in chosen.items()})
+        model = _with_layers(model, {key: _wrapper(layer) for key, layer in chosen.items()})
     silence(model)
     # Again, for new wrappers have mask variables of their own.
     found = find(model)
@@ -238,8 +228,8 @@ def wrapped_in_place(model: Any, masks: Mapping[str, Any]) -> Iterator[None]:
     """
     check_library(model)
     entries, found = held(model, masks), find(model)
-    layers, reasons = hosts(weights.all_layers(model), [entry for entry in entries if entry.name not in found])
-    refuse({name: why for name, why in reasons.items() if hasattr(masks[name], "assign") or not np.all(masks[name])})
+    layers, reasons = _hosts(weights.all_layers(model), [entry for entry in entries if entry.name not in found])
+    _refuse({name: why for name, why in reasons.items() if hasattr(masks[name], "assign") or not np.all(masks[name])})
     with contextlib.ExitStack() as stack:
         stack.enter_context(undone(partial(restore, model, silence(model))))
         for layer in {id(layer): layer for layer in layers.values()}.values():
@@ -248,11 +238,9 @@ def wrapped_in_place(model: Any, masks: Mapping[str, Any]) -> Iterator[None]:
             if not had_method and "get_prunable_weights" in vars(layer):  # tfmot has added it
                 stack.callback(delattr, layer, "get_prunable_weights")
             wrapper.build(None)
-            # If tf_keras 2.21 casts variables to half precision, tfmot 0.8 would assign rounded values; the variable
-            # without the cast has no public name.
+            # If tf_keras 2.21 casts variables to half precision, tfmot 0.8 would assign rounded values.
             wrapper.pruning_obj._pruning_vars = [
-                tuple(getattr(variable, "_variable", variable) for variable in triple)
-                for triple in wrapper.pruning_vars
+                tuple(map(weights.unwrapped, triple)) for triple in wrapper.pruning_vars
             ]
             pruned = {id(variable): mask for variable, mask, _ in wrapper.pruning_vars}
             own = [(pruned[id(entry.variable)], entry.mask) for entry in entries if id(entry.variable) in pruned]
@@ -302,7 +290,7 @@ def strip(model: Any, example: Any = None) -> Any:
         LotteryError: The wrappers cannot be taken out, or outputs differ without them; or an example is needed.
     """
     found = _found(model)
-    plain = with_layers(model, {id(wrapper): wrapper.layer for wrapper in _wrappers(model)})
+    plain = _with_layers(model, {id(wrapper): wrapper.layer for wrapper in _wrappers(model)})
     left = [wrapper.layer.name for wrapper in _wrappers(plain)]
     if left:
         raise LotteryError(
@@ -359,8 +347,6 @@ def _apply(found: Mapping[str, Wrapped]) -> None:
 
 
 def _assign(variable: Any, mask: Any) -> None:
-    import tensorflow as tf
-
     variable.assign(tf.cast(mask, variable.dtype))
 
 

@@ -1,8 +1,8 @@
 """A network as plain data: describe a model, check a description that a stranger may have written, build from it.
 
-Nothing in a description runs code: it names a built-in network, or Keras' own layers, initializers and the like from
-the lists below, which are checked before Keras reads them. What is built must have exactly the variables that are
-expected. How long that takes, and how much memory, is not limited.
+Nothing in a description runs code: it names a built-in network, or Keras' own layers, initializers, operations and the
+like from the lists below, which are checked before Keras reads them. What is built must have exactly the variables that
+are expected. How long that takes, and how much memory, is not limited.
 """
 
 import copy
@@ -14,7 +14,7 @@ from typing import Any
 
 from lottery import weights
 from lottery.errors import TicketError, printable
-from lottery.models import graph, networks, operations
+from lottery.models import graph, networks
 from lottery.models.kerases import LIBRARIES, keras_of, reason
 
 # ``library``; and ``name``, ``input_shape``, ``num_classes`` of a built-in network; or ``keras``, the configuration of
@@ -42,7 +42,7 @@ def describe(model: Any, name: str | None = None) -> Architecture:
         whole = json.loads(text, object_hook=lambda found: {k: v for k, v in found.items() if k != "compile_config"})
         kept = ("module", "class_name", "config", "registered_name")
         architecture = {"library": library, "keras": {key: whole.get(key) for key in kept}}
-        check(architecture, _shapes(model))
+        build(architecture, _shapes(model))
     except TicketError as error:
         return undescribed | {"why": str(error)}
     except Exception as error:  # a user's layers may raise anything
@@ -50,26 +50,26 @@ def describe(model: Any, name: str | None = None) -> Architecture:
     return architecture
 
 
-def check(architecture: Architecture, expected: Shapes) -> None:
-    """Raise a `TicketError` unless an architecture is harmless and has the variables of `weights.portable` expected."""
-    build(architecture, expected)
-
-
 def build(architecture: Architecture, expected: Shapes, library: str | None = None) -> Any:
-    """Build a harmless network of the variables expected, not compiled, by default with its own library."""
+    """Build a network, not compiled, by default with its own library.
+
+    Raises:
+        TicketError: The architecture is not harmless, or has other variables (`weights.portable`) than are expected.
+    """
     own = architecture.get("library")
-    library = library or own
-    if library not in LIBRARIES:
-        raise TicketError(f"library must be one of {', '.join(LIBRARIES)}, not {_short(repr(library))}.")
-    if library != own and "name" not in architecture:
+    reader: Any = library or own
+    for name in (reader, own):
+        if name not in LIBRARIES:
+            raise TicketError(f"library must be one of {', '.join(LIBRARIES)}, not {_short(repr(name))}.")
+    if reader != own and "name" not in architecture:
         raise TicketError(
-            f"The ticket holds a configuration of {_short(own)}, which {library} does not read; build the same layers "
-            f"with {library} and use ticket.apply(model)."
+            f"The ticket holds a configuration of {own}, which {reader} does not read; build the same layers with "
+            f"{reader} and use ticket.apply(model)."
         )
     _check_names(architecture)
     try:
         with warnings.catch_warnings(action="ignore"):
-            model = _built(architecture, library)
+            model = _built(architecture, reader)
         found = _shapes(model)
     except Exception as error:  # Keras may raise anything because of a stranger's configuration
         raise TicketError(f"The ticket's architecture cannot be built: {_short(reason(error))}") from error
@@ -87,21 +87,26 @@ def differing(ticket: Shapes, model: Shapes) -> str:
         "only the model has": [f"{name} {tuple(model[name])}" for name in model if name not in ticket],
         "shapes differ": [f"{name}: ticket {tuple(ticket[name])}, model {tuple(model[name])}" for name in both],
     }
-    more = {what: f" and {len(names) - 12} more" if len(names) > 12 else "" for what, names in parts.items()}
-    text = "; ".join(f"{what}: {', '.join(names[:12])}{more[what]}" for what, names in parts.items() if names)
+    texts = []
+    for what, names in parts.items():
+        more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+        if names:
+            texts.append(f"{what}: {', '.join(names[:12])}{more}")
+    text = "; ".join(texts)
     return f"{text[:1].upper()}{text[1:]}."
 
 
 def _check_names(architecture: Architecture) -> None:
     """Raise unless an architecture names nothing but what is built in, and parts of Keras that hold no code."""
-    library = architecture.get("library")
-    if library not in LIBRARIES:
-        allowed = ", ".join(LIBRARIES)
-        raise TicketError(f"The library of the architecture must be one of {allowed}, not {_short(repr(library))}.")
     if "name" in architecture:
-        _check_built_in(architecture)
+        name, shape = architecture["name"], architecture.get("input_shape")
+        if not networks.is_built_in(str(name)):
+            raise TicketError(f"The architecture names the network {_short(repr(name))}, which is not built in.")
+        sizes = [*(shape if isinstance(shape, (list, tuple)) else [shape]), architecture.get("num_classes")]
+        if not all(type(size) is int and size > 0 for size in sizes):
+            raise TicketError(f"The sizes of the architecture must be whole numbers from 1, not {_short(sizes)}.")
     elif "keras" in architecture:
-        for named in refused(architecture["keras"], library):
+        for named in _refused(architecture["keras"], architecture["library"]):
             raise TicketError(f"The architecture needs {_short(named)}, which a ticket may not name.")
     else:
         kind, why = architecture.get("class", "model"), architecture.get("why", "nothing more is known of it")
@@ -109,15 +114,6 @@ def _check_names(architecture: Architecture) -> None:
             f"The ticket is of a {_short(kind)} that only its own code can build ({_short(why)}); build it and use "
             "ticket.apply(model)."
         )
-
-
-def _check_built_in(architecture: Architecture) -> None:
-    name, shape = architecture["name"], architecture.get("input_shape")
-    if not networks.is_built_in(str(name)):
-        raise TicketError(f"The architecture names the network {_short(repr(name))}, which is not built in.")
-    sizes = [*(shape if isinstance(shape, (list, tuple)) else [shape]), architecture.get("num_classes")]
-    if not all(type(size) is int and size > 0 for size in sizes):
-        raise TicketError(f"The sizes of the architecture must be whole numbers from 1, not {_short(sizes)}.")
 
 
 def _built(architecture: Architecture, library: str) -> Any:
@@ -162,20 +158,66 @@ _NUMBERS = frozenset({
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32",
     "float64",
 })  # fmt: skip
+
+# By module, operations of Keras 3. Those that take functions (Map, Scan, Cond, ...) are not among them, and neither are
+# those that make tensors out of nothing (Arange, Full, ...) or loop over a number (Diff, Unstack, Vander, ...).
+_OF_KERAS = {
+    "numpy": "Abs Absolute Add All Amax Amin Any Append Arccos Arccosh Arcsin Arcsinh Arctan Arctan2 Arctanh Argmax "
+    "Argmin Argsort Average BroadcastTo Cbrt Ceil Clip Concatenate Copy Cos Cosh CountNonzero Cumprod Cumsum Deg2rad "
+    "Diagonal Divide DivideNoNan Dot Einsum Equal Exp Exp2 ExpandDims Expm1 Flip Floor FloorDivide FullLike GetItem "
+    "Greater GreaterEqual Hypot Inner Isclose Isfinite Isinf Isnan Less LessEqual Log Log10 Log1p Log2 Logaddexp "
+    "LogicalAnd LogicalNot LogicalOr LogicalXor Matmul Max Maximum Mean Median Min Minimum Mod Moveaxis Multiply "
+    "NanToNum Negative NotEqual OnesLike Outer Pad Power Prod Ravel Reciprocal Repeat Reshape Roll Round Sign Sin Sinc "
+    "Sinh Sort Split Sqrt Square Squeeze Stack Std Subtract Sum Swapaxes Take TakeAlongAxis Tan Tanh Tensordot Tile "
+    "Trace Transpose Tril Triu TrueDivide Trunc Var Vdot Where ZerosLike",
+    "nn": "AdaptiveAveragePool AdaptiveMaxPool AveragePool Celu DepthToSpace DotProductAttention Elu Gelu Glu "
+    "HardShrink HardSigmoid HardSilu HardTanh LayerNorm LeakyRelu LogSigmoid LogSoftmax MaxPool Moments MultiHot "
+    "Normalize OneHot RMSNorm Relu Relu6 Selu Sigmoid Silu SoftShrink Softmax Softplus Softsign SpaceToDepth "
+    "SparsePlus SparseSigmoid Sparsemax Squareplus TanhShrink Threshold",
+    "math": "Erf Erfc Erfinv InTopK Logsumexp Rsqrt TopK",
+    "core": "Cast ConvertToTensor SaturateCast Slice StopGradient",
+    "linalg": "Norm",
+    "einops": "Rearrange",
+}
+KERAS_OPERATIONS = {f"keras.src.ops.{module}": frozenset(names.split()) for module, names in _OF_KERAS.items()}
+
+# Functions of TensorFlow that tf_keras turns into layers, by TensorFlow's names.
+_OF_TENSORFLOW = {
+    "__operators__.": "add eq getitem ne",  # the other operators are functions of ``math`` and ``linalg``
+    "": "broadcast_to cast clip_by_value concat einsum expand_dims gather identity one_hot ones_like pad repeat "
+    "reshape reverse roll shape split squeeze stack stop_gradient tensordot tile transpose where zeros_like",
+    "compat.v1.": "concat expand_dims gather ones_like pad shape squeeze transpose where zeros_like",
+    "math.": "abs acos acosh add add_n argmax argmin asin asinh atan atan2 atanh ceil cos cosh cumprod cumsum divide "
+    "divide_no_nan equal erf erfc exp expm1 floor floordiv floormod greater greater_equal is_finite is_inf is_nan "
+    "l2_normalize less less_equal log log1p log_sigmoid log_softmax logical_and logical_not logical_or logical_xor "
+    "maximum minimum mod multiply multiply_no_nan negative not_equal pow reciprocal reduce_all reduce_any "
+    "reduce_euclidean_norm reduce_logsumexp reduce_max reduce_mean reduce_min reduce_prod reduce_std reduce_sum "
+    "reduce_variance round rsqrt sigmoid sign sin sinh softmax softplus softsign sqrt square squared_difference "
+    "subtract tan tanh top_k truediv xdivy xlogy",
+    "nn.": "avg_pool crelu depth_to_space elu gelu l2_normalize leaky_relu log_softmax max_pool moments relu relu6 "
+    "selu sigmoid silu softmax softplus softsign space_to_depth tanh",
+    "linalg.": "band_part l2_normalize matmul matrix_transpose norm tensordot",
+}
+TENSORFLOW_OPERATIONS = frozenset(prefix + name for prefix, names in _OF_TENSORFLOW.items() for name in names.split())
+# By the library that has them: the modules of operations, and the classes in each.
+_OPERATIONS: Mapping[str, Mapping[str, frozenset[str]]] = {
+    "keras": KERAS_OPERATIONS,
+    "tf_keras": {"tf_keras.src.layers.core.tf_op_layer": frozenset({"TFOpLambda", "SlicingOpLambda"})},
+}
 _PARTS = ("layer", "layers", "backward_layer", "cell", "cells")  # by a name alone, Keras makes a layer of any class
 
 
-def refused(value: Any, library: str) -> Iterator[str]:
+def _refused(value: Any, library: str) -> Iterator[str]:
     """Yield, in words, everything that a configuration, which `library` will read, names or needs and may not."""
     if isinstance(value, Mapping):
         if "class_name" in value:
             yield from _refused_class(value, library)
         for key, part in value.items():
             yield from _refused_entry(str(key), part)
-            yield from refused(part, library)
+            yield from _refused(part, library)
     elif isinstance(value, (list, tuple)):
         for part in value:
-            yield from refused(part, library)
+            yield from _refused(part, library)
     elif isinstance(value, str) and (len(value) > _LONGEST or value == "_COMPOSITE_TYPE"):
         yield f"the text {value!r}"  # tf_keras makes an object of a record with this name
 
@@ -188,7 +230,7 @@ def _refused_entry(key: str, part: Any) -> Iterator[str]:
         yield f"a layer by its name alone, as {key!r}"
     if key == "compile_config" and part:
         yield "an optimizer or a loss"
-    if operations.is_operation(part):  # rather than in a list of layers
+    if _is_operation(part):  # rather than in a list of layers
         yield f"an operation as {key!r}"
 
 
@@ -196,8 +238,12 @@ def _refused_class(value: Mapping[str, Any], library: str) -> Iterator[str]:
     module, name, settings = value.get("module"), value.get("class_name"), value.get("config")
     if not isinstance(name, str) or not (module is None or isinstance(module, str)):
         yield f"{name!r} of {module!r}"
-    elif operations.is_operation(value) and value.get("registered_name") in (None, name):
-        yield from operations.refused(value, library)
+    elif _is_operation(value) and value.get("registered_name") in (None, name):
+        is_known = name in _OPERATIONS[library].get(str(module), ())
+        if library == "tf_keras" and isinstance(settings, Mapping):
+            name = str(settings.get("function"))
+        if not is_known or (library == "tf_keras" and name not in TENSORFLOW_OPERATIONS):
+            yield f"{name} of {module}"
     elif name in ("__numpy__", "__tensor__") and not _is_of_numbers(settings):
         yield "an array of another type than numbers"
     elif name not in _ALLOWED.get(module, ()) or value.get("registered_name") not in (None, name):
@@ -206,3 +252,9 @@ def _refused_class(value: Mapping[str, Any], library: str) -> Iterator[str]:
 
 def _is_of_numbers(settings: Any) -> bool:
     return isinstance(settings, Mapping) and str(settings.get("dtype")) in _NUMBERS
+
+
+def _is_operation(part: Any) -> bool:
+    """Check if a part of a configuration is an operation, of either library, that may or may not be allowed."""
+    module = part.get("module") if isinstance(part, Mapping) else None
+    return isinstance(module, str) and any(module in modules for modules in _OPERATIONS.values())

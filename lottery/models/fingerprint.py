@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from lottery import weights
+from lottery.models.kerases import operations
 
 # Operations that change no number; their texts have names of layers, which Keras numbers anew in each process.
 _SILENT = {"Assert", "Print", "PrintV2"}
@@ -57,45 +58,37 @@ def of_step(model: Any, step: Any, masks: Mapping[str, Any] | None = None) -> st
     named += [(f"metric {place}", variable) for place, variable in enumerate(of_metrics)]
     named += [(f"mask of {name}", mask) for name, mask in (masks or {}).items()]
     names = {id(part.handle): name for name, variable in named for part in weights.components(variable)}
-    return _of_graph(step, names)
+    leaves = _leaves(step.graph, names)
+    definition = step.graph.as_graph_def()
+    functions = _Functions({function.signature.name: function for function in definition.library.function})
+    nodes = functions.of_nodes(definition.node, leaves)
+    logs, tensors = step.structured_outputs, step.graph.outputs
+    keys = sorted(logs) if isinstance(logs, dict) and len(logs) == len(tensors) else range(len(tensors))
+    # Metrics without a name of their own are numbered by Keras.
+    outputs = [
+        _digest(_unnumbered(key), nodes[tensor.op.name], tensor.value_index)
+        for key, tensor in zip(keys, tensors, strict=True)
+    ]
+    effects = {nodes[operation.name] for operation in step.graph.control_outputs}
+    return _digest(*sorted(outputs), *sorted(effects - {""}))
 
 
 def is_opaque(step: Any) -> bool:
     """Check if a traced step has parts that its graph does not show: calls of Python, or tables of values."""
     known = {id(variable.handle) for variable in step.graph.variables}
     unseen = (tensor for tensor, _ in step.graph.captures if tensor.dtype.name in ("resource", "variant"))
-    nodes = _all_nodes(step.graph.as_graph_def())
-    return any(id(tensor) not in known for tensor in unseen) or any("PyFunc" in node.op for node in nodes)
+    return any(id(tensor) not in known for tensor in unseen) or any("PyFunc" in name for name in operations(step))
 
 
-def _all_nodes(definition: Any) -> Iterable[Any]:
-    yield from definition.node
-    for function in definition.library.function:
-        yield from function.node_def
-
-
-def _of_graph(step: Any, names: Mapping[int, str]) -> str:
-    graph = step.graph
-    definition = graph.as_graph_def()
+def _leaves(graph: Any, names: Mapping[int, str]) -> dict[str, str]:
+    """Compute digests of what a graph takes, inputs and captured tensors; variables by handle have `names`."""
     captured = {id(inner) for _, inner in graph.captures}
     own = [tensor for tensor in graph.inputs if id(tensor) not in captured]
-    leaves = {
+    variables = {id(variable.handle): variable for variable in graph.variables}
+    inputs = {
         tensor.op.name: _digest("input", place, tensor.dtype.name, tensor.shape) for place, tensor in enumerate(own)
     }
-    variables = {id(variable.handle): variable for variable in graph.variables}
-    leaves |= {inner.op.name: _captured(tensor, names, variables) for tensor, inner in graph.captures}
-    functions = {function.signature.name: function for function in definition.library.function}
-    digests = _Functions(functions)
-    nodes = digests.of_nodes(definition.node, leaves)
-    logs = step.structured_outputs
-    keys = sorted(logs) if isinstance(logs, dict) and len(logs) == len(graph.outputs) else range(len(graph.outputs))
-    # Metrics without a name of their own are numbered by Keras.
-    outputs = [
-        _digest(_unnumbered(key), nodes[tensor.op.name], tensor.value_index)
-        for key, tensor in zip(keys, graph.outputs, strict=True)
-    ]
-    effects = {nodes[operation.name] for operation in graph.control_outputs}
-    return _digest(*sorted(outputs), *sorted(effects - {""}))
+    return inputs | {inner.op.name: _captured(tensor, names, variables) for tensor, inner in graph.captures}
 
 
 def _captured(tensor: Any, names: Mapping[int, str], variables: Mapping[int, Any]) -> str:

@@ -7,11 +7,11 @@ the choice of XLA, and the check of a stranger's architecture. A new class of la
 import graphlib
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from lottery.models.kerases import is_keras
+from lottery.models.kerases import is_keras, tf
 
 Shape = tuple[int | None, ...]
 
@@ -75,7 +75,11 @@ _KNOWN: tuple[tuple[LayerFacts, str], ...] = (
     ),
 )
 LAYERS = {name: facts for facts, names in _KNOWN for name in names.split()}
-_UNKNOWN = LayerFacts()
+
+
+def facts_of(name: str) -> LayerFacts:
+    """Return what is known of a class of layers, by its name."""
+    return LAYERS.get(name, LayerFacts())
 
 
 class ActivationFacts(NamedTuple):
@@ -87,19 +91,18 @@ class ActivationFacts(NamedTuple):
 
 # By name in Keras, tf_keras or tf.nn; a file may name them. Any other function may do anything. (What the sparse engine
 # can compute is what it has functions for: `lottery.sparse.kernels.ACTIVATIONS`.)
-ACTIVATIONS = {
-    **dict.fromkeys(
-        (
-            "celu", "elu", "exponential", "gelu", "hard_shrink", "hard_sigmoid", "hard_silu", "hard_swish", "hard_tanh",
-            "leaky_relu", "linear", "log_sigmoid", "mish", "relu", "relu6", "selu", "silu", "soft_shrink", "softplus",
-            "softsign", "sparse_plus", "sparse_sigmoid", "squareplus", "swish", "tanh", "tanh_shrink",
-        ),
+_KNOWN_ACTIVATIONS: tuple[tuple[ActivationFacts, str], ...] = (
+    (
         ActivationFacts(),
+        "celu elu exponential gelu hard_shrink hard_sigmoid hard_silu hard_swish hard_tanh leaky_relu linear "
+        "log_sigmoid mish relu relu6 selu silu soft_shrink softplus softsign sparse_plus sparse_sigmoid squareplus "
+        "swish tanh tanh_shrink",
     ),
-    "sigmoid": ActivationFacts(is_squashing=True),
-    **dict.fromkeys(("softmax", "log_softmax"), ActivationFacts(is_entrywise=False, is_squashing=True)),
-    **dict.fromkeys(("glu", "sparsemax", "threshold"), ActivationFacts(is_entrywise=False)),
-}  # fmt: skip
+    (ActivationFacts(is_squashing=True), "sigmoid"),
+    (ActivationFacts(is_entrywise=False, is_squashing=True), "softmax log_softmax"),
+    (ActivationFacts(is_entrywise=False), "glu sparsemax threshold"),
+)
+ACTIVATIONS = {name: facts for facts, names in _KNOWN_ACTIVATIONS for name in names.split()}
 
 
 def class_name(layer: Any) -> str:
@@ -132,7 +135,7 @@ def settings(layer: Any) -> dict[str, Any]:
 
 def obstacle(name: str, settings: Mapping[str, Any], has_units: bool) -> str:
     """Say why a layer of this class and settings cannot be in a chain that treats its units alike; empty if it can."""
-    effect = LAYERS.get(name, _UNKNOWN).effect
+    effect = facts_of(name).effect
     if effect in ("", MERGING):
         return ", which is not known here"
     if effect == START and has_units:
@@ -147,8 +150,6 @@ def obstacle(name: str, settings: Mapping[str, Any], has_units: bool) -> str:
 
 def is_entrywise(activation: Any, keras: Any) -> bool:
     """Check if an activation, or None, is known to act on each entry by itself; `keras` is the library of its model."""
-    import tensorflow as tf
-
     if activation is None:
         return True
     if type(activation).__name__ in ("ReLU", "LeakyReLU", "ELU"):
@@ -159,7 +160,7 @@ def is_entrywise(activation: Any, keras: Any) -> bool:
 
 def mixes(layer: Any, keras: Any) -> bool:
     """Check if an output of a layer, or of the activation in it, may depend on several units at its place."""
-    by_itself = LAYERS.get(class_name(layer), _UNKNOWN).effect == MIXING
+    by_itself = facts_of(class_name(layer)).effect == MIXING
     return by_itself or not is_entrywise(getattr(layer, "activation", None), keras)
 
 
@@ -167,12 +168,6 @@ def is_squashing(layer: Any) -> bool:
     """Check if a layer ends in a softmax or sigmoid."""
     name = getattr(getattr(layer, "activation", None), "__name__", "")
     return name in ACTIVATIONS and ACTIVATIONS[name].is_squashing
-
-
-def gains_from_xla(layer: Any) -> bool:
-    """Check if a layer, or a model of such layers, trains faster with XLA on a CPU."""
-    name = type(layer).__name__
-    return name in ("Sequential", "Functional") or LAYERS.get(name, _UNKNOWN).gains_from_xla
 
 
 @dataclass(frozen=True)
@@ -216,11 +211,9 @@ def calls(model: Any) -> list[LayerCall]:
 
     A model within the model is one call, as Keras keeps it.
     """
-    import tensorflow as tf
-
     found: dict[int, LayerCall] = {}
     needs: dict[int, list[int]] = {}
-    waiting = [maker for maker in map(_maker, tf.nest.flatten(model.outputs)) if maker is not None]
+    waiting = _makers(tf.nest.flatten(model.outputs))
     while waiting:
         layer, node = waiting.pop()
         if id(node) in found:
@@ -228,7 +221,7 @@ def calls(model: Any) -> list[LayerCall]:
         # Constants among the arguments are no inputs; tf_keras keeps them in `input_tensors` too.
         inputs = list(node.keras_inputs if hasattr(node, "keras_inputs") else node.input_tensors)
         found[id(node)] = LayerCall(layer, inputs, tf.nest.flatten(node.outputs), node)
-        makers = [maker for maker in map(_maker, inputs) if maker is not None]
+        makers = _makers(inputs)
         needs[id(node)] = [id(other) for _, other in makers]
         waiting += makers
     return [found[key] for key in graphlib.TopologicalSorter(needs).static_order()]
@@ -236,18 +229,15 @@ def calls(model: Any) -> list[LayerCall]:
 
 def last_layers(model: Any) -> Iterator[Any]:
     """Find the layers that a model's outputs come from, in their order, as far as Keras knows them."""
-    for output in getattr(model, "outputs", None) or ():
-        layer = _history(output)[0]
+    for layer, _ in _makers(getattr(model, "outputs", None) or ()):
         if getattr(layer, "outputs", None) and layer is not model:
             yield from last_layers(layer)
-        elif layer is not None:
+        else:
             yield layer
 
 
 def shapes(tensors: Any) -> list[Shape]:
     """Return the shape of each tensor, in any nesting."""
-    import tensorflow as tf
-
     return [tuple(tensor.shape) for tensor in tf.nest.flatten(tensors)]
 
 
@@ -265,14 +255,27 @@ def described_layers(architecture: Mapping[str, Any]) -> list[DescribedLayer]:
     return [DescribedLayer(layer.get("class_name", ""), layer.get("config") or {}) for layer in layers]
 
 
-def _maker(tensor: Any) -> tuple[Any, Any] | None:
-    """Return the layer that makes a symbolic tensor and the node of its call; None for a tensor that no layer makes."""
-    layer, index = _history(tensor)[:2]
-    # No public attribute leads from a tensor to its call (Keras 3.15, tf_keras 2.21).
-    return None if layer is None else (layer, layer._inbound_nodes[index])
+def _makers(tensors: Iterable[Any]) -> list[tuple[Any, Any]]:
+    """List the layers that make symbolic tensors, each with the node of its call; nothing where no layer makes one."""
+    # No public attribute leads from a tensor to its layer and its call (Keras 3.15, tf_keras 2.21).
+    histories = [getattr(tensor, "_keras_history", (None, 0, 0)) for tensor in tensors]
+    return [(layer, layer._inbound_nodes[index]) for layer, index, _ in histories if layer is not None]
 
 
-def _history(tensor: Any) -> tuple[Any, ...]:
-    """Return the layer that makes a symbolic tensor, the number of its call, and that of the output; or no layer."""
-    # No public attribute names a tensor's layer; tensors that no layer made lack it (Keras 3.15, tf_keras 2.21).
-    return getattr(tensor, "_keras_history", (None, 0, 0))
+def projections(attention: Any) -> dict[str, Any]:
+    """Return the layers within a layer of attention, by what they make; only grouped attention may have a gate."""
+    # They have no public names (Keras 3.15, tf_keras 2.21).
+    return {
+        "query": attention._query_dense,
+        "key": attention._key_dense,
+        "value": attention._value_dense,
+        "output": attention._output_dense,
+        "gate": getattr(attention, "_gate_dense", None),
+    }
+
+
+def passes_masks(layer: Any, which: str) -> bool:
+    """Check if tf_keras passes masks with the ``"input_tensors"`` or ``"output_tensors"`` of a layer's calls."""
+    # It lists the calls of a layer here, and puts a mask on the tensor that it belongs to (tf_keras 2.21).
+    tensors = tf.nest.flatten([getattr(node, which) for node in layer._inbound_nodes])
+    return any(getattr(tensor, "_keras_mask", None) is not None for tensor in tensors)

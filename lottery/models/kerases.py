@@ -1,13 +1,31 @@
-"""The library of a model, ``keras`` or ``tf_keras``."""
+"""The libraries below: the one of a model, ``keras`` or ``tf_keras``, and TensorFlow, imported when first used."""
 
 import contextlib
+import importlib
 import re
-from collections.abc import Collection, Iterator
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from lottery.errors import LotteryError
 
 LIBRARIES = ("keras", "tf_keras")
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+else:
+
+    class _Later:
+        """A module that is imported when it is first used: TensorFlow takes seconds, and a stored run needs none."""
+
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def __getattr__(self, attribute: str) -> Any:
+            return getattr(importlib.import_module(self._name), attribute)
+
+    tf = _Later("tensorflow")
 
 
 def is_keras(thing: Any, libraries: Collection[str] = LIBRARIES) -> bool:
@@ -18,9 +36,7 @@ def is_keras(thing: Any, libraries: Collection[str] = LIBRARIES) -> bool:
 def keras_of(model: Any) -> Any:
     """Return the module that a model was made with, ``keras`` or ``tf_keras``, or raise if it is no Keras model."""
     if any(is_keras(cls, ["tf_keras"]) for cls in type(model).__mro__):
-        import tf_keras
-
-        return tf_keras
+        return importlib.import_module("tf_keras")
     import keras
 
     if not isinstance(model, keras.Model):
@@ -46,11 +62,32 @@ def evaluating(what: str) -> Iterator[None]:
         raise LotteryError(f"{what}: {reason(error)}") from error
 
 
-def traced_call(model: Any, inputs: Any) -> Any:
-    """Trace the call of a model at inference, on inputs or their ``tf.TensorSpec``; return the ``ConcreteFunction``."""
-    import tensorflow as tf
+@contextlib.contextmanager
+def put_back(touched: Iterable[Any]) -> Iterator[None]:
+    """Give variables at the end of the context the values that they had at its beginning."""
+    before = [(variable, np.array(variable.numpy())) for variable in touched]
+    try:
+        yield
+    finally:
+        for variable, value in before:
+            variable.assign(value)
 
-    return tf.function(lambda x: model(x, training=False), autograph=False).get_concrete_function(inputs)
+
+def traced(function: Any, *inputs: Any) -> Any:
+    """Trace a function on inputs or their ``tf.TensorSpec``, and return the ``ConcreteFunction``."""
+    return tf.function(function, autograph=False).get_concrete_function(*inputs)
+
+
+def traced_call(model: Any, inputs: Any) -> Any:
+    """Trace the call of a model at inference; see `traced`."""
+    return traced(lambda x: model(x, training=False), inputs)
+
+
+def operations(step: Any) -> set[str]:
+    """Name the operations of a `traced` function, and of the functions in it."""
+    definition = step.graph.as_graph_def()
+    bodies = [definition.node, *(function.node_def for function in definition.library.function)]
+    return {node.op for body in bodies for node in body}
 
 
 def reason(error: Exception) -> str:

@@ -26,7 +26,8 @@ def per_entry(model: Any) -> dict[str, int | None]:
     try:
         for call in _calls(model):
             for value in call.layer.variables:
-                if name := names.get(id(value)):
+                name = names.get(id(value))
+                if name is not None:
                     found[name].append(_in_one_call(call, name))
     except Exception:  # Keras may keep its graphs in another way, and no run should stop for a number
         return dict.fromkeys(prunable)
@@ -153,22 +154,15 @@ def _by_cells(call: Call) -> list[Call]:
 
 
 def _projections(call: Call) -> list[Call]:
-    layer = call.layer
     query, value, key = (call.arguments.get(name) for name in ("query", "value", "key"))
     if query is None or value is None:
         return []
     of_query, of_value = tuple(query.shape), tuple(value.shape)
     of_key = of_value if key is None else tuple(key.shape)
     projected = (*of_query[:-1], None, None)  # heads and their sizes, which the kernel has too
-    # The layers within have no public names (Keras 3.15, tf_keras 2.21). Only grouped attention may have a gate.
-    made = [
-        (layer._query_dense, of_query),
-        (layer._key_dense, of_key),
-        (layer._value_dense, of_value),
-        (layer._output_dense, projected),
-        (getattr(layer, "_gate_dense", None), of_query),
-    ]
-    return [Call(inner, shape, ()) for inner, shape in made if inner is not None]
+    taken = {"query": of_query, "key": of_key, "value": of_value, "output": projected, "gate": of_query}
+    made = graph.projections(call.layer)
+    return [Call(layer, taken[what], ()) for what, layer in made.items() if layer is not None]
 
 
 def _without_steps(shape: Shape) -> Shape:

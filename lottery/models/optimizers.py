@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from lottery.models.kerases import is_keras
+from lottery.models.kerases import is_keras, put_back
+
+_AVERAGES = "_model_variables_moving_average"  # by position, as slots are; no public name (Keras 3.15, tf_keras 2.21)
 
 
 def plain(optimizer: Any) -> list[Any]:
@@ -51,27 +53,15 @@ def _rate(optimizer: Any) -> float:
 def averages(model: Any) -> Iterator[tuple[Any, Any]]:
     """Iterate over the trained variables of a model with their moving averages, of an optimizer with ``use_ema``."""
     for inner in plain(getattr(model, "optimizer", None)):
-        if not getattr(inner, "use_ema", False):
-            continue
-        by_position = _averages(inner)
-        if not by_position:
-            continue
-        positions = position_by_variable(inner)
-        for variable in model.trainable_variables:
-            # Optimizers have no public key of a variable: an id in Keras 3.15, `_unique_id` in tf_keras 2.21.
-            place = positions.get(inner._var_key(variable))
-            if place is not None and by_position[place] is not None:
-                yield variable, by_position[place]
+        for variable in model.trainable_variables if getattr(inner, "use_ema", False) else []:
+            average = slot(inner, _AVERAGES, variable)
+            if average is not None:
+                yield variable, average
 
 
 def all_averages(optimizer: Any) -> list[Any]:
     """List the variables of an optimizer that hold moving averages, used or not."""
-    return [average for inner in plain(optimizer) for average in _averages(inner)]
-
-
-def _averages(optimizer: Any) -> list[Any]:
-    # Keras 3.15 and tf_keras 2.21 keep them by position, as slots, and offer no public name.
-    return getattr(optimizer, "_model_variables_moving_average", None) or []
+    return [average for inner in plain(optimizer) for average in getattr(inner, _AVERAGES, None) or []]
 
 
 def rate(optimizer: Any) -> Any:
@@ -91,13 +81,16 @@ def slot(optimizer: Any, name: str, variable: Any) -> Any:
     by_position = getattr(optimizer, name, None)
     if variable is None or not by_position:
         return None
-    return by_position[position_by_variable(optimizer)[optimizer._var_key(variable)]]
+    place = _place(optimizer, variable)
+    return None if place is None else by_position[place]
 
 
-def position_by_variable(optimizer: Any) -> dict[Any, int]:
-    """Return the place of each variable in an optimizer's lists of slots, by the optimizer's key of the variable."""
-    # Optimizers have no public way from a variable to its slots. Of Keras 3.15, or of tf_keras 2.21.
-    return getattr(optimizer, "_trainable_variables_indices", None) or getattr(optimizer, "_index_dict", None) or {}
+def _place(optimizer: Any, variable: Any) -> int | None:
+    """Return the place of a variable in an optimizer's lists of slots; None if it has no slots there."""
+    # No public way leads from a variable to its slots. The places are those of Keras 3.15, or of tf_keras 2.21; a
+    # variable's key is an id in the first and a `_unique_id` in the second. Legacy optimizers of tf_keras have neither.
+    places = getattr(optimizer, "_trainable_variables_indices", None) or getattr(optimizer, "_index_dict", None)
+    return places.get(optimizer._var_key(variable)) if places else None
 
 
 def slots(optimizer: Any, variable: Any) -> Iterator[Any]:
@@ -106,9 +99,7 @@ def slots(optimizer: Any, variable: Any) -> Iterator[Any]:
         for name in getattr(inner, "get_slot_names", list)():  # a legacy optimizer of tf_keras
             with contextlib.suppress(KeyError):  # not made yet
                 yield inner.get_slot(variable, name)
-        positions = position_by_variable(inner)
-        # Asked first, because a legacy optimizer of tf_keras 2.21 has neither places nor `_var_key`.
-        place = positions.get(inner._var_key(variable)) if positions else None
+        place = _place(inner, variable)
         if place is None:
             continue
         # Keras 3.15 keeps the weights themselves in such a list too, and they are no slots.
@@ -126,12 +117,6 @@ def clear_slots(optimizer: Any, variables: Mapping[str, Any], stays: Mapping[str
     for name, mask in stays.items():
         for slot in slots(optimizer, variables[name]):
             slot.assign(np.where(mask, slot.numpy(), np.zeros((), slot.numpy().dtype)))
-
-
-def restart_averages(model: Any) -> None:
-    """Let moving averages begin at the present weights, as those of a new optimizer do."""
-    for variable, average in averages(model):
-        average.assign(variable)
 
 
 def finalizes(model: Any) -> bool:
@@ -152,13 +137,6 @@ def finalize(model: Any) -> None:
 @contextlib.contextmanager
 def finalized(model: Any) -> Iterator[None]:
     """Within, a compiled model has the weights that ``fit`` would end with here; training goes on from its own."""
-    if not finalizes(model):
+    with put_back(model.trainable_variables if finalizes(model) else []):
+        finalize(model)
         yield
-        return
-    before = [(variable, np.array(variable.numpy())) for variable in model.trainable_variables]
-    finalize(model)
-    try:
-        yield
-    finally:
-        for variable, value in before:
-            variable.assign(value)

@@ -7,7 +7,7 @@ import numpy as np
 
 from lottery import weights
 from lottery.errors import LotteryError
-from lottery.models.kerases import evaluating, keras_of
+from lottery.models.kerases import evaluating, keras_of, tf
 
 _NUM_EXAMPLES = 4
 _BATCH = 256
@@ -32,8 +32,6 @@ def evaluate(function: Callable[..., Any], inputs: Any, size: int | None = None,
 
     `size` is the number of examples in every batch, if the function takes no other; see `batch_size`.
     """
-    import tensorflow as tf
-
     batches = []
     total, step = len(tf.nest.flatten(inputs)[0]), size or _BATCH
     for first in range(0, max(1, total), step):
@@ -96,8 +94,6 @@ def _difference(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def _arrays(outputs: Any) -> list[np.ndarray]:
-    import tensorflow as tf
-
     return [np.asarray(value) for value in tf.nest.flatten(outputs)]
 
 
@@ -107,8 +103,6 @@ def _is_text(array: np.ndarray) -> bool:
 
 def random_inputs(model: Any) -> Any:
     """Make a model's inputs, always the same: normal numbers, or indices for its Embeddings, a third of them 0."""
-    import tensorflow as tf
-
     keras, rng = keras_of(model), np.random.default_rng(0)
     sizes = [layer.input_dim for layer in weights.all_layers(model) if isinstance(layer, keras.layers.Embedding)]
 

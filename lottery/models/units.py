@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 from lottery import weights
 from lottery.errors import LotteryError
 from lottery.models import graph
-from lottery.models.kerases import is_keras, keras_of
+from lottery.models.kerases import is_keras, keras_of, tf
 
 
 class Units(TypedDict):
@@ -62,10 +62,10 @@ def removable(model: Any, convolutions: bool) -> list[Units]:
     for units in _Reading(model).sets():
         if units.stays or not units.made_by or units.convolution != convolutions:
             continue
-        made_by = sorted(units.made_by, key=order)
+        made_by, read_by = sorted(units.made_by, key=order), sorted(units.read_by, key=order)
         if units.mixed_by:
             raise _unknown(model, f"the layer {units.mixed_by!r} mixes the units that {made_by[0]!r} makes")
-        found.append(Units(size=units.size, made_by=made_by, read_by=sorted(units.read_by, key=order)))
+        found.append(Units(size=units.size, made_by=made_by, read_by=read_by))
     return sorted(found, key=lambda units: order(units["made_by"][0]))
 
 
@@ -82,8 +82,6 @@ class _Reading:
 
     def sets(self) -> list[_Set]:
         """Read all calls, and return the sets of units that the tensors have."""
-        import tensorflow as tf
-
         used: set[int] = set()
         for call in graph.calls(self._model):
             if id(call.layer) in used:
@@ -101,7 +99,8 @@ class _Reading:
         if kind == "InputLayer":
             for tensor in call.outputs:
                 self._sets[id(tensor)] = _Set(tuple(tensor.shape)[-1] or 0, stays=True)
-        elif len(before) > 1 and _is_merging(layer):
+        elif len(before) > 1 and graph.facts_of(kind).effect == graph.MERGING and is_keras(type(layer)):
+            # Also an operation of the same name as a layer, such as ``a + b``.
             self._sets[id(call.outputs[0])] = self._tied(layer, before)
         elif len(before) == 1 and len(call.outputs) == 1:
             self._sets[id(call.outputs[0])] = self._after(layer, before[0])
@@ -143,12 +142,6 @@ class _Reading:
                 if units is other:
                     self._sets[tensor] = first
         return first
-
-
-def _is_merging(layer: Any) -> bool:
-    """Check for a layer that adds its inputs or the like, or for an operation of the same name, such as ``a + b``."""
-    facts = graph.LAYERS.get(type(layer).__name__)
-    return facts is not None and facts.effect == graph.MERGING and is_keras(type(layer))
 
 
 def _unknown(model: Any, why: str) -> LotteryError:

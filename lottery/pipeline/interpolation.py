@@ -15,9 +15,8 @@ from lottery.models.kerases import is_compiled
 from lottery.runs.siblings import PathPoint
 from lottery.statistics.barriers import error_barrier
 from lottery.training import mirrored
-from lottery.training.evaluation import evaluations_of
 from lottery.training.examples import scaler
-from lottery.training.loop import Loop
+from lottery.training.loop import Loop, evaluations_of
 from lottery.training.records import Logs, accuracy_among
 
 # BatchNormalization statistics are recomputed from at most this number of examples, in batches of this size.
@@ -149,8 +148,7 @@ def recomputed(model: Any, batches: Callable[[], Iterable[Any]]) -> Callable[[],
     import tensorflow as tf
 
     needed = {"momentum", "moving_mean", "moving_variance"}
-    # `model.layers` has only the outermost layers; this private method of keras and tf_keras has the nested ones, too.
-    layers = [layer for layer in model._flatten_layers() if layer.trainable and needed <= {*dir(layer)}]
+    layers = [layer for layer in weights.all_layers(model) if layer.trainable and needed <= {*dir(layer)}]
     if not layers:
         return None
     moving = [variable for layer in layers for variable in (layer.moving_mean, layer.moving_variance)]

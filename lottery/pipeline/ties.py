@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from lottery.data import Splits, Streams
-from lottery.training.evaluation import EVALUATION_BATCH
 from lottery.training.examples import fixed_batch, scaler
+from lottery.training.loop import EVALUATION_BATCH
 
 # How far apart outputs may be, as a share of the largest, for another processor to order them otherwise.
 ROUNDING, ROUNDING_IN_HALF = 3e-5, 0.02

@@ -174,7 +174,7 @@ def _restored(model: Any) -> Iterator[None]:
     held = weights.read_state(model)
     metrics = [(variable, np.array(variable.numpy())) for metric in model.metrics for variable in metric.variables]
     # Layers of tf_keras may keep a counter or a generator that is not among their variables.
-    random = [layer._random_generator for layer in model._flatten_layers() if hasattr(layer, "_random_generator")]
+    random = [layer._random_generator for layer in weights.all_layers(model) if hasattr(layer, "_random_generator")]
     seeds = [(generator, generator._seed) for generator in random if hasattr(generator, "_seed")]
     inner = [generator._generator for generator in random if getattr(generator, "_generator", None)]
     states = [(generator, generator.state.numpy()) for generator in inner]

@@ -111,11 +111,11 @@ class Checkpointer:
 
     def _write(self, state: TrainingState) -> None:
         # The copies are made here, in between two steps; only the file is written in the thread.
-        values = _values(self._variables)
+        values = weights.arrays(self._variables)
         parts = {
             "model": values,
-            "device": _values(mirrored.differing(self._variables, values)),
-            "loop": _values(self._own),
+            "device": weights.arrays(mirrored.differing(self._variables, values)),
+            "loop": weights.arrays(self._own),
             "best": state.best,
             "budget": state.budget,
             "memory": self.memory,
@@ -159,15 +159,9 @@ class Checkpointer:
         self.memory |= parts["memory"]
         numbers = record["standing"]
         # JSON has no tuples.
-        for key in ("metrics", "changes"):
-            numbers[key] = [tuple(row) for row in numbers[key]]
-        for key in ("validation", "trained"):
-            numbers[key] = tuple(numbers[key])
+        numbers |= {key: [tuple(row) for row in numbers[key]] for key in ("metrics", "changes")}
+        numbers |= {key: tuple(numbers[key]) for key in ("validation", "trained")}
         return TrainingState(**numbers, best=parts["best"], budget=parts["budget"], kept=parts["kept"])
-
-
-def _values(variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    return {name: np.array(variable.numpy()) for name, variable in variables.items()}
 
 
 def _store(file: Path, arrays: Mapping[str, np.ndarray]) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 from lottery import randomness, weights
 from lottery.errors import LotteryError
 from lottery.models import optimizers
-from lottery.models.kerases import evaluating, is_compiled, is_keras, keras_of
+from lottery.models.kerases import evaluating, is_compiled, is_keras, keras_of, operations, put_back, tf, traced
 from lottery.training import mirrored, schedules
 from lottery.training.examples import fitting
 from lottery.training.settings import COMPILED, Train
@@ -41,9 +41,8 @@ def in_precision(build: Callable[[], Any], policy: str) -> Callable[[], Any]:
         import tf_keras
 
         before = {library: library.global_policy() for library in (keras.mixed_precision, tf_keras.mixed_precision)}
-        # SynFlow computes in double precision, whatever the policy.
         if "float64" in {global_policy.name for global_policy in before.values()}:
-            return build()
+            return build()  # SynFlow computes in double precision, whatever the policy
         try:
             for library in before:
                 library.set_global_policy(policy)
@@ -158,37 +157,33 @@ def examine(model: Any, example: tuple[Any, Any]) -> Examined:
         test_logs = mirrored.on_each(model, model.test_step, example)
         model.optimizer.build(model.trainable_variables)
         with _updating_one_weight(model):
-            traced = _traced(lambda batch: mirrored.on_each(model, model.train_step, batch), example)
+            step = traced(lambda batch: mirrored.on_each(model, model.train_step, batch), example)
         metrics = set(model.get_metrics_result())
-    graph = traced.graph.as_graph_def()
-    bodies = [graph.node, *(function.node_def for function in graph.library.function)]
-    operations = {node.op for body in bodies for node in body}
+    used = operations(step)
     return Examined(
-        train_logs=_own_logs(traced.structured_outputs, metrics, "train_step"),
+        train_logs=_own_logs(step.structured_outputs, metrics, "train_step"),
         test_logs=_own_logs(test_logs, metrics, "test_step"),
-        unrepeatable=tuple(sorted(operations & UNREPEATABLE)),
-        calls_python=not PYTHON.isdisjoint(operations),
-        step=traced,
-        variables=tuple(traced.graph.variables),
+        unrepeatable=tuple(sorted(used & UNREPEATABLE)),
+        calls_python=not PYTHON.isdisjoint(used),
+        step=step,
+        variables=tuple(step.graph.variables),
     )
 
 
 def traced_evaluation(model: Any, example: tuple[Any, Any]) -> list[Any]:
     """Trace ``test_step`` on an example, and what gives a model other weights at the end, if anything does."""
     with fitting(model.name):
-        traced = [_traced(model.test_step, example)]
+        steps = [traced(model.test_step, example)]
     if optimizers.finalizes(model):
         with evaluating("The optimizer's finalize_variable_values cannot be traced"):
-            traced.append(_traced(lambda: optimizers.finalize(model)))
-    return traced
+            steps.append(traced(lambda: optimizers.finalize(model)))
+    return steps
 
 
 def traced_under(
     model: Any, example: tuple[Any, Any], masks: Any, enforce: Callable[..., contextlib.AbstractContextManager[Any]]
 ) -> Any:
     """Trace a compiled model's ``train_step`` on an example while an enforcement holds masks."""
-    import tensorflow as tf
-
     with fitting(model.name), enforce(model, masks) as callbacks:
 
         def step(batch: Any) -> Any:
@@ -197,32 +192,21 @@ def traced_under(
                 callback.on_train_batch_end(tf.constant(0), logs)
             return logs
 
-        return _traced(step, example)
-
-
-def _traced(step: Callable[..., Any], *inputs: Any) -> Any:
-    import tensorflow as tf
-
-    return tf.function(step, autograph=False).get_concrete_function(*inputs)
+        return traced(step, example)
 
 
 def observe(examined: Examined, example: tuple[Any, Any]) -> list[float]:
     """Take a few of the examined steps on the example, and return what they report; then put every variable back."""
     import keras
 
-    before = [np.array(variable.numpy()) for variable in examined.variables]
     reported = []
-    with randomness.put_back():
+    with put_back(examined.variables), randomness.put_back():
         keras.utils.set_random_seed(0)  # a step may call Python, and draw there
-        try:
-            for _ in range(NUM_OBSERVED):
-                logs = examined.step(example)
-                values = [np.mean(np.asarray(logs[name], np.float64)) for name in logs]
-                # JSON has no infinity and no NaN.
-                reported += [float(value) if np.isfinite(value) else -1.0 for value in values]
-        finally:
-            for variable, value in zip(examined.variables, before, strict=True):
-                variable.assign(value)
+        for _ in range(NUM_OBSERVED):
+            logs = examined.step(example)
+            values = [np.mean(np.asarray(logs[name], np.float64)) for name in logs]
+            # JSON has no infinity and no NaN.
+            reported += [float(value) if np.isfinite(value) else -1.0 for value in values]
     return reported
 
 

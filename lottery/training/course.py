@@ -43,10 +43,8 @@ class Course:
 
     def __post_init__(self) -> None:
         span, settings = self.span, self.trainer.settings
-        self.model = self.trainer.model
-        self.first = span.first_step
+        self.model, self.first = self.trainer.model, span.first_step
         self.last = settings.num_steps if span.last_step is None else span.last_step
-        self.settings = settings.model_copy(update={"num_steps": self.last})
         self.schedule_step = self.first if span.schedule_step is None else span.schedule_step
         self.settled = max(span.changes, default=self.first)  # the early-stop step is found from here on
         self.held_at = self.start if self.trainer.held else None
@@ -94,7 +92,8 @@ class Course:
         """Take steps up to the next evaluation, watched step or change of masks, but for about `CALL_SECONDS`."""
         state, trainer = self.state, self.trainer
         # A training row is the mean over all steps since the last evaluation, in however many calls they are taken.
-        evaluated = (state.due - 1) // self.settings.eval_every * self.settings.eval_every
+        every = trainer.settings.eval_every
+        evaluated = (state.due - 1) // every * every
         before = state.step - max(self.first, evaluated)
         until = min([state.due, *(step for step in (*self.watch, *self.span.changes) if step > state.step)])
         most = int(CALL_SECONDS / trainer.seconds_per_step) if trainer.seconds_per_step else 1
@@ -117,14 +116,14 @@ class Course:
         # Of the averages, if the optimizer has any: a training that stopped here would end with them.
         with optimizers.finalized(self.model):
             state.validation = self._measured("validation", state.step)
-            if self.settings.test_curve:
+            if self.trainer.settings.test_curve:
                 self._measured("test", state.step)
             if state.validation[0] < state.lowest and state.step >= self.settled:
                 self._keep_for_budget()
                 state.lowest, state.best = state.validation[0], self.engine.state()
                 state.summary = {"early_stop_step": state.step, **_named("early_stop_val", state.validation)}
         self.on_step(state.step, state.validation[1], None)
-        every = self.settings.eval_every
+        every = self.trainer.settings.eval_every
         state.due = min((state.step // every + 1) * every, self.last)
 
     def change(self) -> None:
@@ -141,10 +140,8 @@ class Course:
         self.trainer.set_masks(changed)
         self.engine.change(before, changed)
         self.kept = state.kept = changed
-        num_kept = sum(counts.values())
-        grown = num_kept - sum(masks.num_kept(masks.intersection(before, changed)).values())
-        pruned = sum(masks.num_kept(before).values()) + grown - num_kept
-        state.changes.append((state.step, num_kept, pruned, grown))
+        num_kept, num_both = masks.total_kept(changed), masks.total_kept(masks.intersection(before, changed))
+        state.changes.append((state.step, num_kept, masks.total_kept(before) - num_both, num_kept - num_both))
 
     def keep(self) -> None:
         """Report the step, and write a checkpoint if it is due."""
@@ -173,13 +170,8 @@ class Course:
                 weights.assign(self.model, variables)
                 self.engine.begin(self.kept)
                 test[step] = self._measured("test", step)
-        summary = {
-            **state.summary,
-            **_named("early_stop_test", test[stopped_at]),
-            **_named("final_train", state.trained),
-            **_named("final_val", state.validation),
-            **_named("final_test", test[self.last]),
-        }
+        summary = state.summary | _named("early_stop_test", test[stopped_at]) | _named("final_train", state.trained)
+        summary |= _named("final_val", state.validation) | _named("final_test", test[self.last])
         # After everything that is evaluated, so that no metric depends on it.
         states = {"early_stop": state.best, "final": final}
         if state.budget:
@@ -207,8 +199,9 @@ class Course:
         """Assign the start weights under the masks, and a fresh optimizer."""
         weights.assign(self.model, masks.apply(self.start, self.kept, self.held_at))
         self.trainer.reset()
-        # After the reset, which has given the averages the values of the first network.
-        optimizers.restart_averages(self.model)
+        # After the reset, which has given the averages the values of the first network. A new optimizer's begin here.
+        for variable, average in optimizers.averages(self.model):
+            average.assign(variable)
         if self.trainer.schedule_step is not None:
             # A longer training goes through the schedule more slowly, from its beginning to its end.
             usual = self.trainer.settings.num_steps
@@ -222,21 +215,21 @@ class Course:
             f"{place:04d}/{re.sub(r'_[0-9]+', '', variable.name)}": variable
             for place, (variable, _) in enumerate(self.trainer.touched())
         }
+        settings = self.trainer.settings.model_copy(update={"num_steps": self.last})
         # What decides the bits of this training, besides the variables.
         parts: list[Any] = [
             self.start_sha256,
             weights.fingerprint(self.kept),
-            self.settings.model_dump(mode="json", exclude={"engine"}),  # which its own variables tell
+            settings.model_dump(mode="json", exclude={"engine"}),  # which its own variables tell
             self.seed,
             self.first,
             self.schedule_step,
             sorted(self.watch),
             self.span.budget,
+            *([step, change.num_kept] for step, change in sorted(self.span.changes.items())),
         ]
-        parts += [[step, change.num_kept] for step, change in sorted(self.span.changes.items())]
         if self.trainer.inputs:
-            inputs = {name: variable.numpy() for name, variable in self.trainer.inputs.items()}
-            parts.append(weights.fingerprint(inputs))
+            parts.append(weights.fingerprint(weights.arrays(self.trainer.inputs)))
         self.state = checkpointer.begin(weights.variables(self.model), {**own, **self.engine.own}, parts, self.state)
         for row in self.state.metrics:
             self.on_step(row[0], self.state.validation[1], row)
@@ -250,8 +243,8 @@ class Course:
         The model is at its start again; for what is returned and raised, see `engines.difference`.
         """
         compiled = self.trainer.loop
-        most, largest_share = engines.comparison(self.trainer.network)
-        num_steps = min(most, compiled.longest, self.last - self.first)
+        limits = engines.limits(self.trainer.network)
+        num_steps = min(limits.num_compared, compiled.longest, self.last - self.first)
         states = []
         for engine, steps in (compiled, 0), (compiled, num_steps), (self.engine, num_steps):
             self._put_at_start()
@@ -261,7 +254,7 @@ class Course:
             states.append(engine.state())
         self._put_at_start()
         start, expected, received = states
-        return engines.difference(start, expected, received, num_steps, largest_share)
+        return engines.difference(start, expected, received, num_steps, limits.difference)
 
     def _keep_for_budget(self) -> None:
         """Keep the best network up to the budget, if the first better network comes after it, and takes its place."""

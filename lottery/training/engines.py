@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
 from lottery.masks import Masks, Weights
 from lottery.models import multiply_adds
+from lottery.models.kerases import tf
 from lottery.sparse import reading
 from lottery.sparse.reading import Network, Obstacle
 from lottery.training import mirrored
@@ -55,20 +56,26 @@ class Engine(Protocol):
         """Let the model's variables be those after the last step."""
 
 
-# With at most this share of its multiply-adds, a network trains faster on the sparse engine; docs/speed.md has the
-# measurement. A count, and never a timing, decides: the bits of a run must not depend on how busy a machine is.
-LARGEST_SHARE = 0.3
-LARGEST_SHARE_OF_IMAGES = 0.6  # where it has convolutions
+class Limits(NamedTuple):
+    """When the sparse engine trains a network, and how far it may be from the compiled loop."""
+
+    # With at most this share of its multiply-adds, a network trains faster; docs/speed.md has the measurement. A count,
+    # and never a timing, decides: the bits of a run must not depend on how busy a machine is.
+    share: float
+    # Both engines take so many first steps, and weights may end so far apart, as a share of their way. A sum in another
+    # order rounds differently, and an input within rounding of a relu's corner sends some weights another way. That
+    # does not move the median of any variable.
+    num_compared: int
+    difference: float
+
+
+OF_VECTORS = Limits(0.3, 10, 0.01)
+# A deep network of convolutions has millions of such corners, and each step multiplies what they do: ResNet-20's scales
+# are 1.5 % of their way apart after a step, and 70 % after ten. With tanh in place of relu it is 0.004 %.
+OF_IMAGES = Limits(0.6, 1, 0.05)
 
 # A training of fewer multiply-adds, forward and with all weights, ends within a second as it is.
 LEAST_WORK = 2 * 10**9
-
-# The first steps of a network are taken by both engines. A sum in another order rounds differently, and an input within
-# rounding of a relu's corner sends some weights another way. That does not move the median of any variable.
-NUM_COMPARED, LARGEST_DIFFERENCE = 10, 0.01
-# A deep network of convolutions has millions of such corners, and each step multiplies what they do: ResNet-20's scales
-# are 1.5 % of their way apart after a step, and 70 % after ten. With tanh in place of relu it is 0.004 %.
-NUM_COMPARED_OF_IMAGES, LARGEST_DIFFERENCE_OF_IMAGES = 1, 0.05
 
 
 def read(
@@ -78,8 +85,6 @@ def read(
 
     `obstacle` is what else keeps the model from it. If ``train.engine`` demands the engine, this is a `LotteryError`.
     """
-    import tensorflow as tf
-
     if settings.engine == "compiled":
         return Obstacle('train.engine is "compiled"')
     is_free = settings.engine == "auto"  # to leave the network to the compiled loop
@@ -134,18 +139,16 @@ def choose(network: Network | Obstacle, settings: Train, kept: Masks) -> tuple[s
         size = math.prod(layer.shape)
         total += size * layer.positions
         left += (int(kept[layer.kernel].sum()) if layer.kernel in kept else size) * layer.positions
-    share = LARGEST_SHARE_OF_IMAGES if network.of_images else LARGEST_SHARE
+    share = limits(network).share
     counted = f"{left:,} of {total:,} multiply-adds are left"
     if left / total <= share:
         return "sparse", f"{counted}, not more than {share:.0%}"
     return "compiled", f"{counted}, more than {share:.0%}"
 
 
-def comparison(network: Network) -> tuple[int, float]:
-    """Return how many first steps both engines take, and how far apart weights may be, as a share of their way."""
-    if network.of_images:
-        return NUM_COMPARED_OF_IMAGES, LARGEST_DIFFERENCE_OF_IMAGES
-    return NUM_COMPARED, LARGEST_DIFFERENCE
+def limits(network: Network) -> Limits:
+    """Return the limits of a network, by whether it has convolutions."""
+    return OF_IMAGES if network.of_images else OF_VECTORS
 
 
 def difference(start: Weights, expected: Weights, received: Weights, num_steps: int, largest_share: float) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 from lottery import randomness, weights
 from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
-from lottery.models.kerases import evaluating, traced_call
+from lottery.models.kerases import evaluating, tf, traced_call
 
 NUM_EXAMPLES = 8  # in the batch on which a model is examined, unless the model fixes the size of its batches
 PADDING = 4  # zeros on each side of an image that is cropped
@@ -18,8 +18,6 @@ OFFSETS = 2 * PADDING + 1
 
 def scaler(data: Splits) -> Callable[[Any], Any]:
     """Make a function from stored examples to the network's input, for arrays and in a graph."""
-    import tensorflow as tf
-
     if data.train.x.dtype != np.uint8:
         return tf.convert_to_tensor
     mean, deviation = tf.constant(data.mean), tf.constant(data.standard_deviation)
@@ -36,8 +34,6 @@ def scaler(data: Splits) -> Callable[[Any], Any]:
 
 def example_batch(data: Splits | Streams, model: Any = None) -> tuple[Any, Any]:
     """Return a few inputs, as the network gets them, and their labels."""
-    import tensorflow as tf
-
     if isinstance(data, Streams):
         return next(iter(data.train()))
     num = fixed_batch(model) or NUM_EXAMPLES
@@ -55,8 +51,6 @@ def check_images(example_shape: tuple[int, ...]) -> None:
 
 def draws(key: Any, num_images: Any) -> tuple[Any, Any]:
     """Draw by a key, two int32, row and column (0 to 8) of each image's crop in the padded image, and True to flip."""
-    import tensorflow as tf
-
     # One number holds all three, so all 162 outcomes are equally likely. TensorFlow 2.21 would choose the algorithm by
     # device if none were named.
     drawn = tf.random.stateless_uniform([num_images], key, 0, 2 * OFFSETS**2, tf.int32, alg="philox")
@@ -71,8 +65,6 @@ def crops(
 
     It returns int32, (steps, images, 3), of the steps that follow. Without a crop, or a flip, these are 0.
     """
-    import tensorflow as tf
-
     word, step = augmentation_word(seed), first_step
     takes = [int("crop" in augment), int("crop" in augment), int("flip" in augment)]
 
@@ -106,8 +98,6 @@ def augmented(images: Any, key: Any, crop: bool, flip: bool) -> Any:
     Images have shape (images, height, width) or (images, height, width, channels), with height and width known when the
     graph is made. The key is as for `draws`.
     """
-    import tensorflow as tf
-
     if not (crop or flip):
         return images
     height, width, *channels = images.shape[1:]
@@ -130,8 +120,6 @@ def augmented(images: Any, key: Any, crop: bool, flip: bool) -> Any:
 
 def reads_integers(model: Any, inputs: np.ndarray) -> bool:
     """Check if a model takes its inputs, a few examples, as whole numbers, as an Embedding does: they are no pixels."""
-    import tensorflow as tf
-
     with fitting(model.name):
         called = traced_call(model, tf.TensorSpec(inputs.shape, tf.float32))
     waiting = [called.inputs[0]]
@@ -146,8 +134,6 @@ def reads_integers(model: Any, inputs: np.ndarray) -> bool:
 
 def fixed_batch(model: Any) -> int | None:
     """Return the number of examples that each batch of a model must have; None if it takes others too."""
-    import tensorflow as tf
-
     inputs = getattr(model, "inputs", None) or []
     if len(inputs) != 1 or not len(inputs[0].shape) or inputs[0].shape[0] is None:
         return None

@@ -1,5 +1,6 @@
-"""The compiled loop: Keras' own steps, many in one call of a compiled graph."""
+"""The compiled loop: Keras' own steps, many in one call of a compiled graph, and evaluations over every example."""
 
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,11 +12,13 @@ from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
 from lottery.masks import Masks
 from lottery.models import graph, optimizers
-from lottery.training import compiling, evaluation, examples, mirrored
+from lottery.models.kerases import is_keras, tf
+from lottery.training import compiling, examples, mirrored
 from lottery.training.records import Classes, Logs
 from lottery.training.settings import Train
 
 LONGEST_CALL = 250  # steps of one call of the compiled steps
+EVALUATION_BATCH = 1000
 
 # From a number of steps, and how many steps before them the report is to include, to the arguments of `Loop.steps`.
 Arguments = Callable[..., tuple[Any, ...]]
@@ -29,7 +32,7 @@ class Loop:
     steps: Any  # takes what `batches` returns, trains the model, returns its report
     batches: Callable[..., Arguments]  # from seed words and a first step
     evaluations: Mapping[str, Callable[[], Logs]]  # by split, the model's report over every example
-    classes: Callable[[], Classes | None]  # of the test examples; see `evaluation.classifier`
+    classes: Callable[[], Classes | None]  # of the test examples; see `classifier`
     examined: compiling.Examined
     longest: int  # of one call of `steps`; a shorter call needs no other trace
     jit_compile: bool
@@ -71,20 +74,11 @@ def compile_loop(
     Nothing is traced before the first step. Whatever enforces masks must be active by then: a constraint that is set
     later is not in the trace. The `on_train_batch_end` of `callbacks`, which are there by then, is part of each step.
     """
-    import tensorflow as tf
-
-    strategy = mirrored.strategy_of(model)
-    if strategy is not None:
+    if mirrored.strategy_of(model) is not None:
         mirrored.check(model, data, settings)
         mirrored.skip_together(model)
     examined = compiling.examine(model, examples.example_batch(data, model))
-    if settings.jit_compile is True and examined.calls_python:
-        raise LotteryError("train.jit_compile: a training step of this model calls Python, which XLA cannot compile.")
-    uses_xla = bool(settings.jit_compile)
-    if settings.jit_compile == "auto":
-        has_accelerator = bool(tf.config.list_physical_devices("GPU") or tf.config.list_physical_devices("TPU"))
-        gains = has_accelerator or gains_on_cpu(model)
-        uses_xla = gains and strategy is None and not examined.calls_python
+    uses_xla = _uses_xla(model, settings, examined)
     longest = min(LONGEST_CALL, settings.eval_every, settings.num_steps)
     if isinstance(data, Splits):
         if augment:
@@ -100,19 +94,70 @@ def compile_loop(
         compiled = tf.function(model.train_step, jit_compile=True) if uses_xla else None
         train = _training(model, compiled, examined.train_logs, callbacks)
         steps, batches = _steps_over_stream(train, data.train)
-    evaluations = evaluation.evaluations_of(model, data, ("validation", "test"), examined.test_logs)
-    classes = evaluation.classifier(model, data, examined.test_logs)
+    evaluations = evaluations_of(model, data, ("validation", "test"), examined.test_logs)
+    classes = classifier(model, data, examined.test_logs)
     return Loop(model, steps, batches, evaluations, classes, examined, longest, uses_xla)
+
+
+def _uses_xla(model: Any, settings: Train, examined: compiling.Examined) -> bool:
+    if settings.jit_compile == "auto":
+        has_accelerator = bool(tf.config.list_physical_devices("GPU") or tf.config.list_physical_devices("TPU"))
+        is_alone = mirrored.strategy_of(model) is None
+        return is_alone and not examined.calls_python and (has_accelerator or gains_on_cpu(model))
+    if settings.jit_compile and examined.calls_python:
+        raise LotteryError("train.jit_compile: a training step of this model calls Python, which XLA cannot compile.")
+    return settings.jit_compile
 
 
 def gains_on_cpu(model: Any) -> bool:
     """Return True if all layers of a model train faster with XLA on a CPU."""
-    return all(graph.gains_from_xla(weights.inside(layer)) for layer in weights.all_layers(model))
+    names = {type(weights.inside(layer)).__name__ for layer in weights.all_layers(model)}
+    return all(graph.facts_of(name).gains_from_xla for name in names - {"Sequential", "Functional"})
+
+
+def _repeater(model: Any, names: tuple[str, ...]) -> Callable[..., Logs]:
+    """Make a function that takes steps in the graph and returns the model's metrics, or the means of `names`.
+
+    Its arguments are a step as a function of its number, the number of steps, and how many steps `before` this call the
+    result includes; 0 starts anew.
+    """
+    # Variables add up the steps' own reports, so that steps in one call or in several give the same bits.
+    sums = {name: tf.Variable(tf.constant(0.0), trainable=False) for name in names}
+
+    def start_anew() -> Any:
+        model.reset_metrics()
+        for total in sums.values():
+            total.assign(0.0)
+        return tf.constant(True)
+
+    def repeat(step: Callable[[Any], Logs], num_steps: Any, before: Any) -> Logs:
+        def body(index: Any) -> Any:
+            logs = step(index)
+            for name, total in sums.items():
+                total.assign_add(tf.cast(logs[name], tf.float32))
+            return index + 1
+
+        # Python's numbers are known when this is traced, and need neither a choice nor a loop.
+        if tf.is_tensor(before):
+            tf.cond(tf.equal(before, 0), start_anew, lambda: tf.constant(False))
+        else:
+            start_anew()
+        # One iteration at a time: each step reads the variables that the step before has written.
+        if tf.is_tensor(num_steps) or num_steps > 1:
+            tf.while_loop(lambda index: index < num_steps, body, [tf.constant(0)], parallel_iterations=1)
+        elif num_steps:
+            body(tf.constant(0))
+        # Metrics of Keras 3.15 and tf_keras 2.21, with the loss, add up in variables over all steps since the reset.
+        if not sums:
+            return model.get_metrics_result()
+        return {name: total / tf.cast(before + num_steps, tf.float32) for name, total in sums.items()}
+
+    return repeat
 
 
 def _training(model: Any, compiled: Any, own: tuple[str, ...], callbacks: Sequence[Any]) -> Callable[..., Logs]:
     """Make the graph's function that takes steps: of a batch by its number, how many, and how many before them."""
-    repeat = evaluation.repeater(model, own)
+    repeat = _repeater(model, own)
 
     def take_step(index: Any, batch: Any) -> Logs:
         def on_share(share: Any) -> Logs:
@@ -137,8 +182,6 @@ def _steps_over_arrays(
     train: Callable[..., Logs], data: Splits, batch_size: int, longest: int, uses_xla: bool, augment: Collection[str]
 ) -> tuple[Any, Callable[..., Arguments]]:
     """Make `Loop.steps` and `Loop.batches` for arrays, which stay in memory as they are."""
-    import tensorflow as tf
-
     scaled, split = examples.scaler(data), data.train
     x, y = tf.constant(split.x), tf.constant(split.y)
 
@@ -175,7 +218,6 @@ def _steps_over_arrays(
 def _steps_over_stream(train: Callable[..., Logs], make: Callable[[], Any]) -> tuple[Any, Callable[..., Arguments]]:
     """Make `Loop.steps` and `Loop.batches` for a data set."""
     import keras
-    import tensorflow as tf
 
     @tf.function(autograph=False)
     def steps(batches: Any, num_steps: Any, before: Any) -> Logs:
@@ -189,3 +231,107 @@ def _steps_over_stream(train: Callable[..., Logs], make: Callable[[], Any]) -> t
         return lambda num_steps, before=0: (iterator, tf.constant(num_steps), tf.constant(before))
 
     return steps, batches
+
+
+def evaluations_of(
+    model: Any, data: Splits | Streams, splits: Collection[str], own: tuple[str, ...]
+) -> dict[str, Callable[[], Logs]]:
+    """Make a function for each split, which may be ``"train"``: it returns what a model reports over every example.
+
+    `own` names what the model's own ``test_step`` reports; it is empty if that reports metrics.
+    """
+    chosen = {name: getattr(data, name) for name in splits}
+    if isinstance(data, Streams):
+        return {name: _over_stream(model, make, own) for name, make in chosen.items()}
+    evaluate = _over_arrays(model, examples.scaler(data), own)
+    return {
+        name: functools.partial(evaluate, tf.constant(split.x), tf.constant(split.y)) for name, split in chosen.items()
+    }
+
+
+def _over_arrays(model: Any, scaled: Callable[[Any], Any], own: tuple[str, ...]) -> Callable[[Any, Any], Logs]:
+    """Make a function of examples and labels; splits of one size share a trace."""
+    fixed, num_devices, repeat = examples.fixed_batch(model), mirrored.num_devices(model), _repeater(model, own)
+
+    @tf.function(autograph=False)
+    def evaluate(x: Any, y: Any) -> Logs:
+        num_examples = x.shape[0]
+        size = fixed or min(EVALUATION_BATCH, num_examples)
+        num_whole, rest = divmod(num_examples, size)
+        if 0 < rest < num_devices:  # each device needs at least one example
+            num_whole, rest = num_whole - 1, rest + size
+
+        def test(index: Any) -> Logs:
+            first = index * size
+            # The graph does not know the length of a slice at a tensor, and a model may fix it.
+            inputs, labels = (tf.ensure_shape(part[first : first + size], (size, *part.shape[1:])) for part in (x, y))
+            return mirrored.run(model, model.test_step, (scaled(inputs), labels), own)
+
+        logs = repeat(test, num_whole, 0)
+        if not rest:
+            return logs
+        # The examples left over count as much as the others: metrics count examples, own reports are weighted by them.
+        in_whole = num_whole * size
+        last = mirrored.run(model, model.test_step, (scaled(x[in_whole:]), y[in_whole:]), own)
+        if not own:
+            return model.get_metrics_result()
+        before = {name: logs[name] * in_whole if num_whole else 0.0 for name in own}
+        return {name: (before[name] + tf.cast(last[name], tf.float32) * rest) / num_examples for name in own}
+
+    return evaluate
+
+
+def _over_stream(model: Any, make: Callable[[], Any], own: tuple[str, ...]) -> Callable[[], Logs]:
+    """Make a function that evaluates a model on a data set."""
+
+    @tf.function(reduce_retracing=True, autograph=False)
+    def test_step(batch: Any) -> Logs:
+        return mirrored.run(model, model.test_step, batch, own)
+
+    def evaluate() -> Logs:
+        model.reset_metrics()
+        sums, num_examples = dict.fromkeys(own, 0.0), 0
+        for batch in mirrored.batches(model, make()):
+            logs = test_step(batch)
+            # Not by `len`: a ragged tensor has none.
+            size = int(tf.nest.flatten(batch)[0].shape[0])
+            num_examples += size
+            for name in own:
+                sums[name] += size * float(logs[name])
+        if not own:
+            return model.get_metrics_result()
+        return {name: total / num_examples for name, total in sums.items()}
+
+    return evaluate
+
+
+def classifier(model: Any, data: Splits | Streams, own: tuple[str, ...]) -> Callable[[], Classes | None]:
+    """Make a function that returns the class that a model predicts for each test example: its highest output.
+
+    The function returns None where the accuracy is not that of one class for each example of an array: for a data set,
+    labels that are not whole numbers from 0, outputs other than a row for each example, several devices, and a
+    ``test_step`` of the model's own.
+    """
+    has_own_step = own or not is_keras(type(model).test_step)
+    if isinstance(data, Streams) or has_own_step or mirrored.strategy_of(model) is not None:
+        return lambda: None
+    x, y, scaled = data.test.x, data.test.y, examples.scaler(data)
+    if y.dtype.kind != "i" or y.size != len(y) or y.min() < 0:
+        return lambda: None
+    size = examples.fixed_batch(model) or min(EVALUATION_BATCH, len(y))
+    forward = tf.function(lambda inputs: model(scaled(inputs), training=False), autograph=False)
+
+    def classes() -> Classes | None:
+        predicted, num_classes = np.zeros(len(y), np.int64), 0
+        for first in range(0, len(y), size):
+            # The last batch may overlap the batch before: batches of a single size need a single trace.
+            first = min(first, len(y) - size)
+            outputs = forward(tf.constant(x[first : first + size]))
+            if not tf.is_tensor(outputs) or outputs.ndim != 2 or outputs.shape[1] < 2:
+                return None
+            predicted[first : first + size] = tf.argmax(outputs, axis=1).numpy()
+            num_classes = outputs.shape[1]
+        kind = np.min_scalar_type(max(num_classes - 1, int(y.max())))
+        return y.reshape(-1).astype(kind), predicted.astype(kind)
+
+    return classes

@@ -9,6 +9,7 @@ import numpy as np
 from lottery import randomness, weights
 from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
+from lottery.models.kerases import tf
 from lottery.training.records import Logs
 from lottery.training.settings import Train
 
@@ -20,8 +21,6 @@ def strategy_for(name: str) -> Any:
     """
     if name == "one":
         return None
-    import tensorflow as tf
-
     gpus = tf.config.list_logical_devices("GPU")
     devices = [device.name for device in gpus or tf.config.list_logical_devices("CPU")]
     # NCCL is for GPUs; elsewhere TensorFlow would choose this too, with a warning.
@@ -31,8 +30,6 @@ def strategy_for(name: str) -> Any:
 
 def strategy_of(model: Any) -> Any:
     """Return the mirrored strategy that a model was made under, or None."""
-    import tensorflow as tf
-
     # Outside of a strategy's scope a model of Keras 3.15 or tf_keras 2.21 has TensorFlow's default strategy.
     strategy = model.distribute_strategy
     return strategy if isinstance(strategy, tf.distribute.MirroredStrategy) else None
@@ -51,8 +48,6 @@ def num_devices(model: Any) -> int:
 
 def check(model: Any, data: Splits | Streams, settings: Train) -> None:
     """Raise `LotteryError` unless devices get equal shares of each batch, so that their gradients count alike."""
-    import tensorflow as tf
-
     if settings.jit_compile is True:
         raise LotteryError(
             'train.jit_compile must be false or "auto" with train.devices = "mirrored", not true: XLA compiles for '
@@ -60,9 +55,8 @@ def check(model: Any, data: Splits | Streams, settings: Train) -> None:
         )
     key, sizes = "train.batch_size", [settings.batch_size]
     if isinstance(data, Streams):
-        dataset: Any = data.train()
         key = "data (batched with drop_remainder=True)"
-        sizes = [part.shape[0] for part in tf.nest.flatten(dataset.element_spec)]
+        sizes = [part.shape[0] for part in tf.nest.flatten(data.train().element_spec)]
     num = num_devices(model)
     for size in sizes:
         if size is None or size % num:
@@ -81,8 +75,6 @@ def run(model: Any, step: Callable[[Any], Logs], batch: Any, names: tuple[str, .
     strategy = strategy_of(model)
     if strategy is None:
         return step(batch)
-    import tensorflow as tf
-
     num = strategy.num_replicas_in_sync
     first_part = tf.nest.flatten(batch)[0]
     size = tf.shape(first_part)[0] if first_part.shape[0] is None else first_part.shape[0]
@@ -104,8 +96,6 @@ def on_each(model: Any, step: Callable[[Any], Logs], batch: Any) -> Any:
     strategy = strategy_of(model)
     if strategy is None:
         return step(batch)
-    import tensorflow as tf
-
     logger = tf.get_logger()
     before = logger.level
     # Outside a graph TensorFlow 2.21 warns that this is slow; for one step it does not matter.
@@ -118,8 +108,6 @@ def on_each(model: Any, step: Callable[[Any], Logs], batch: Any) -> Any:
 
 def batches(model: Any, dataset: Iterable[Any]) -> Iterator[Any]:
     """List the batches of a data set; a rest with fewer examples than devices is added to the batch before it."""
-    import tensorflow as tf
-
     # A device without an example has nothing to take a mean of.
     num = num_devices(model)
     waiting = None
@@ -135,15 +123,12 @@ def batches(model: Any, dataset: Iterable[Any]) -> Iterator[Any]:
 
 def average_statistics(model: Any) -> None:
     """Give every device the mean of the moving statistics that each has measured."""
-    import tensorflow as tf
-
     # The mean over shares is that over whole batches, except for a variance, which each device takes around the mean of
     # its share. Counts, which add up over devices, stay.
     trained = {id(variable) for variable in model.trainable_variables}
     for variable in model.variables:
         parts = weights.components(variable)
-        # A variable of Keras 3.15 has its tf.Variable in `_value`, and no public way to its aggregation.
-        adds_up = getattr(getattr(variable, "_value", variable), "aggregation", None) == tf.VariableAggregation.SUM
+        adds_up = getattr(weights.unwrapped(variable), "aggregation", None) == tf.VariableAggregation.SUM
         if len(parts) > 1 and parts[0].dtype.is_floating and id(variable) not in trained and not adds_up:
             mean = tf.add_n([part.read_value() for part in parts]) / len(parts)
             for part in parts:
@@ -152,8 +137,6 @@ def average_statistics(model: Any) -> None:
 
 def skip_together(model: Any) -> None:
     """Let all devices skip a step if gradients are not finite on any of them, in half precision."""
-    import tensorflow as tf
-
     check_own = getattr(model.optimizer, "check_finite", None)  # of a LossScaleOptimizer
     if check_own is None:
         return

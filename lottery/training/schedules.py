@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from lottery.errors import unknown
+from lottery.models.kerases import tf
 
 
 def schedule(
@@ -41,8 +42,6 @@ def schedule(
 
 def step_variable() -> Any:
     """Make a variable for where a learning rate's schedule begins, and its pace; see `schedule`."""
-    import tensorflow as tf
-
     return tf.Variable(tf.constant([0, 1, 1], tf.int64), trainable=False)
 
 
@@ -60,8 +59,7 @@ def from_table(keras: Any, table: Mapping[str, Any]) -> Any:
 
 @cache
 def _class_of(keras: Any) -> Any:
-    # An optimizer takes only schedules of its own library (Keras 3.15, tf_keras 2.21). Over fifty lines: the class
-    # derives from what is an argument.
+    # An optimizer takes only schedules of its own library (Keras 3.15, tf_keras 2.21).
     schedules = keras.optimizers.schedules
 
     # Registered, so that a saved model can be loaded where such a schedule was made before; elsewhere `compile=False`.
@@ -74,8 +72,6 @@ def _class_of(keras: Any) -> Any:
             self.shape = shape
 
         def __call__(self, step: Any) -> Any:
-            import tensorflow as tf
-
             at = self._place(tf.cast(tf.convert_to_tensor(step), tf.int64))
             if callable(self.learning_rate):
                 rate: Any = self.learning_rate(at)
@@ -92,16 +88,12 @@ def _class_of(keras: Any) -> Any:
             return rate
 
         def _place(self, count: Any) -> Any:
-            import tensorflow as tf
-
-            first_step = tf.cast(self.first_step, tf.int64)
+            first_step, last_step = tf.cast(self.first_step, tf.int64), self.shape["last_step"]
             if first_step.shape.rank:  # of `step_variable`
                 count = count * first_step[1] // first_step[2]
                 first_step = first_step[0]
             at = count + first_step
-            if self.shape["last_step"] is None:
-                return at
-            return tf.minimum(at, tf.constant(self.shape["last_step"], tf.int64))
+            return at if last_step is None else tf.minimum(at, tf.constant(last_step, tf.int64))
 
         def get_config(self) -> dict[str, Any]:
             rate = schedules.serialize(self.learning_rate) if callable(self.learning_rate) else self.learning_rate

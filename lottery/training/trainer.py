@@ -11,6 +11,7 @@ import numpy as np
 from lottery import masks, weights
 from lottery.data import Splits, Streams
 from lottery.masks import Masks, Weights
+from lottery.models.kerases import tf
 from lottery.training import engines, examples, mirrored
 from lottery.training.checkpoints import Checkpointer
 from lottery.training.course import Course, OnStep, Watch
@@ -49,7 +50,8 @@ class Trainer:
         obstacle: str | None = None,
         inputs: Mapping[str, Any] | None = None,
     ) -> None:
-        self.model, self.settings, self._data, self.inputs = model, settings, data, inputs or {}
+        self.model, self.settings = model, settings
+        self.inputs = inputs or {}
         # Variables, not constants, so that one trace serves every mask.
         self.masks = _variables(masks.ones_like(weights.read(model)))
         self.held: dict[str, Any] = {}  # variables like ``masks``, of the values to hold masked entries at if not zero
@@ -57,7 +59,7 @@ class Trainer:
         self.loop: Loop = compile_loop(model, data, settings, augment, self._callbacks)
         # What the sparse engine trains, or why it cannot; and that engine, from the first network that it trains on.
         self.network = engines.read(model, data, settings, augment, obstacle)
-        self._augment = augment
+        self._data, self._augment = data, augment
         self._sparse: Any = None
         self.seconds_per_step: float | None = None  # in the last call of the compiled steps
         self.schedule_step = schedule_step
@@ -184,6 +186,4 @@ class Trainer:
 
 
 def _variables(values: Weights) -> dict[str, Any]:
-    import tensorflow as tf
-
     return {name: tf.Variable(tf.constant(value), trainable=False) for name, value in values.items()}

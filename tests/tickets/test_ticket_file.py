@@ -239,18 +239,18 @@ def test_each_defence_is_needed(library, monkeypatch, watch):
 
     def why(name):
         with pytest.raises(TicketError) as caught:
-            architecture.check(attacks(library)[name], expected)
+            architecture.build(attacks(library)[name], expected)
         return str(caught.value)
 
     named = ("lambda", "os.system", "vocabulary", "activation by path", "compiled", "long name", "composite",
              "registered name")  # fmt: skip
     for name in named:
         assert "which a ticket may not name" in why(name), name
-    monkeypatch.setattr(architecture, "refused", lambda *_: ())
+    monkeypatch.setattr(architecture, "_refused", lambda *_: ())
     monkeypatch.setattr(architecture, "_built", lambda *_: pytest.fail("not refused before it is built"))
     for name in named:
         with pytest.raises(pytest.fail.Exception, match="before it is built"):
-            architecture.check(attacks(library)[name], expected)
+            architecture.build(attacks(library)[name], expected)
 
 
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
