@@ -18,7 +18,7 @@ from typing import Any
 
 from lottery import files, interrupts, progress
 from lottery.errors import LotteryError
-from lottery.executors.executor import Executor, Initializer, Job, Lost, Train, complete, pickled
+from lottery.executors.scheduler import Executor, Initializer, Job, Lost, Train, complete, pickled
 
 
 class ProcessExecutor(Executor):

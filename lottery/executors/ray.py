@@ -23,9 +23,7 @@ from typing import Any, NamedTuple
 
 from lottery import interrupts, progress
 from lottery.errors import LotteryError, StorageError
-from lottery.executors import scheduler
-from lottery.executors.executor import Executor, Initializer, Job, Lost, complete, pickled
-from lottery.runs import store
+from lottery.executors.scheduler import Executor, Initializer, Job, Lost, complete, needs, pickled
 
 # Environment variables that decide what is computed, or where data are found: nodes get them from here.
 SETTINGS = ("TF_", "XLA_", "KERAS_", "LOTTERY_")
@@ -302,7 +300,7 @@ def _check_shared(attempt: Attempt) -> None:
     """Raise `StorageError` unless this node sees the run's folder, and in it all that the network is trained from."""
     until = time.monotonic() + PATIENCE
     while _stamp(attempt.folder) == attempt.stamp:
-        if all(store.is_stored(attempt.folder, *need.network) for need in scheduler.needs(attempt.job)):
+        if all(need.is_stored for need in needs(attempt.job._replace(run=attempt.folder))):
             return
         if time.monotonic() > until:
             break

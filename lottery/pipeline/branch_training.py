@@ -1,37 +1,29 @@
 """Branches from the rounds of a run: another start, other masks or other data beside a ticket."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from lottery import masks, randomness, weights
 from lottery.errors import LotteryError
-from lottery.masks import Masks
-from lottery.pipeline import building, network_training
+from lottery.pipeline import building, mask_training, network_training
 from lottery.pipeline.network_training import Training
 from lottery.pipeline.prepared import Prepared
 from lottery.pruning import branches, plan, rewinding
 from lottery.pruning.branches import BranchFunction, BranchStart, StoredTicket
-from lottery.pruning.supermasks import Rule
 from lottery.runs import store
 from lottery.runs.store import NetworkId
 from lottery.runs.stored import StoredRound
 from lottery.training.records import Span
 
-# Learns masks as `mask_training.learned` does: of a training, a branch of it, the ticket's masks and a rule.
-LearnMasks = Callable[[Training, NetworkId, Masks, Rule], BranchStart]
-
 
 def train_branch(
-    training: Training,
-    network: NetworkId,
-    branch: BranchFunction,
-    learn: LearnMasks,
-    details: Mapping[str, Any] | None = None,
+    training: Training, network: NetworkId, branch: BranchFunction, details: Mapping[str, Any] | None = None
 ) -> None:
     """Train a branch from a stored round, and add `details` to its record."""
-    ticket, rewind = _stored_ticket(training, network, learn), training.experiment.rewind
+    ticket, rewind = _stored_ticket(training, network), training.experiment.rewind
     chosen = branch(ticket)
     _check_start(training, ticket, network.branch, chosen)
     first, last, schedule_step = chosen.first_step, chosen.last_step, chosen.schedule_step
@@ -63,7 +55,7 @@ def matches_stored(training: Training, network: NetworkId, branch: BranchFunctio
     def learn(*_: Any) -> BranchStart:
         raise _LearnsMasks
 
-    ticket = _stored_ticket(training, network, learn)
+    ticket = replace(_stored_ticket(training, network), learned=learn)
     try:
         chosen = branch(ticket)
     except _LearnsMasks:  # nobody can tell without training again
@@ -92,7 +84,7 @@ def drawn_anew(prepared: Prepared, replicate: int, number: int) -> dict[str, np.
     return rewinding.REWINDS[experiment.rewind.mode].set_back(drawn, drawn, prepared.plan.dense, rng)
 
 
-def _stored_ticket(training: Training, network: NetworkId, learn: LearnMasks) -> StoredTicket:
+def _stored_ticket(training: Training, network: NetworkId) -> StoredTicket:
     experiment, (replicate, number, branch) = training.experiment, network
     stored = StoredRound(training.path, replicate, number)
     # Refuses a model that is built with other weights than the run's.
@@ -114,7 +106,7 @@ def _stored_ticket(training: Training, network: NetworkId, learn: LearnMasks) ->
         initial=initial,
         spent=plan.steps_to(experiment.prune, number, experiment.rewind.step, experiment.train.num_steps),
         gradients=lambda step, state: training.dense_gradients(replicate, step, state),
-        learned=lambda rule: learn(training, network, stored.masks, rule),
+        learned=lambda rule: mask_training.learned(training, network, stored.masks, rule),
         at_initial=stored.at_initial,
         held_at=stored.held_at,
         shuffled=training.prepared.plan.shuffled(stored.masks),

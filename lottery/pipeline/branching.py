@@ -3,17 +3,17 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lottery import config
 from lottery.errors import LotteryError, unknown
-from lottery.executors.executor import Job
-from lottery.pipeline import agreement, branch_training, dispatch, opening, preparing
+from lottery.executors.scheduler import Job
+from lottery.pipeline import agreement, branch_training, dispatch, preparing, running, worker
 from lottery.pipeline.network_training import Training
 from lottery.pipeline.prepared import NOTHING_PASSED, Ingredients, Prepared
 from lottery.pipeline.session import Execution
-from lottery.pipeline.worker import Recipe
 from lottery.pruning import branches, fairness
 from lottery.runs import store
 from lottery.runs.store import NetworkId
@@ -42,7 +42,7 @@ def branch(
             rounds = [0, *rounds]  # the dense network on the other data, without which no accuracy there says much
         places = chosen_rounds(path, experiment, rounds, replicate, first=0 if transfers else 1)
         other = _with_other_data(experiment, overrides) if transfers else None
-        prepared = opening.open_run(session.stack, path, experiment, ingredients, transfer=other)
+        prepared = running.open_run(session.stack, path, experiment, ingredients, transfer=other)
         prepared.check_learns(name)
         if transfers and places:
             _check_fit(StoredRound(path, places[0][0], 0), prepared)
@@ -58,16 +58,8 @@ def branch(
         if not missing:
             session.note(f"All {len(networks)} branches {label} of {path} are complete.")
         details = {"data_sha256": prepared.data.fingerprint, "overrides": overrides} if transfers else None
-        recipe = Recipe(
-            path=path,
-            experiment=prepared.experiment,
-            num_threads=store.read_environment(path)["num_threads"],
-            data_sha256=prepared.data.fingerprint,
-            ingredients=ingredients,
-            branch=function,
-            details=details,
-            every=execution.checkpoint_every,
-        )
+        recipe = worker.recipe(path, prepared.experiment, ingredients, execution.checkpoint_every)
+        recipe = replace(recipe, data_sha256=prepared.data.fingerprint, branch=function, details=details)
         jobs = [Job(path, network) for network in missing]
         dispatch.carry_out({path: recipe}, jobs, session.writing({path: experiment}), {path: prepared})
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lottery import config, progress
 from lottery.errors import LotteryError, unknown
-from lottery.pipeline import branching, interpolation, network_training, opening, sibling_training
+from lottery.pipeline import branching, interpolation, network_training, running, sibling_training
 from lottery.pipeline.interpolation import Line
 from lottery.pipeline.network_training import Training
 from lottery.pipeline.prepared import Ingredients, Prepared
@@ -57,7 +57,7 @@ def connect(
     wanted = _wanted(path, experiment, rounds, steps, replicate)
     with execution.started() as session:
         on_event, stack = session.on_event, session.stack
-        prepared = opening.open_run(stack, path, experiment, ingredients)
+        prepared = running.open_run(stack, path, experiment, ingredients)
         stack.callback(prepared.trainer.close)
         prepared.trainer.hold()
         recompute = _recompute(prepared, line, on_event)

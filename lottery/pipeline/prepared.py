@@ -63,7 +63,7 @@ class Prepared:
     plan: Plan
     criterion: ScoreFunction
     notes: tuple[str, ...] = ()  # sentences that a person should read before training
-    cautions: tuple[str, ...] = ()  # those of them that stand before the verdict too; see `cautions`
+    cautions: tuple[str, ...] = ()  # those of them that stand before the verdict too; see `checks.cautions`
     # Observes the caller's model and functions: ``reported``, numbers that are the same on other machines but for
     # rounding, and ``example``, the types and shapes that they were observed on; empty without objects of the caller's.
     observe: Callable[[], dict[str, Any]] = dict

@@ -8,7 +8,7 @@ import numpy as np
 from lottery import config, data, weights
 from lottery.data import Splits, Streams
 from lottery.enforcement.modes import ENFORCEMENTS, given
-from lottery.pipeline import building, cautions, checks, identity
+from lottery.pipeline import building, checks, identity
 from lottery.pipeline.prepared import NOTHING_PASSED, Ingredients, Prepared, with_data, with_functions, with_model
 from lottery.pruning import criteria, mask_actions, plan
 from lottery.training import compiling, examples, mirrored, schedules
@@ -65,7 +65,7 @@ def _with_trainer(experiment: config.Experiment, ingredients: Ingredients) -> Pr
         criterion.check_model(model, inputs)
     trainer = _trainer(experiment, model, loaded, ingredients, planned, schedule_step)
     prepared = Prepared(experiment, build, loaded, trainer, planned, ingredients.criterion or criterion.score)
-    found = tuple(cautions.found(model, loaded, inputs))
+    found = tuple(checks.cautions(model, loaded, inputs))
     return replace(prepared, cautions=found, notes=(*checks.notes(prepared, ingredients, inputs), *found))
 
 

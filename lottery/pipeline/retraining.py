@@ -12,7 +12,7 @@ from typing import Any
 
 from lottery import interrupts, progress, randomness
 from lottery.errors import LotteryError
-from lottery.executors.executor import Job
+from lottery.executors.scheduler import Job
 from lottery.pipeline import recomputing, worker
 from lottery.pipeline.prepared import Ingredients
 from lottery.pruning import branches
