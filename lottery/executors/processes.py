@@ -37,14 +37,6 @@ class ProcessExecutor(Executor):
         self._listener = Listener(authkey=self._key)
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def __enter__(self) -> "ProcessExecutor":
-        """Return the executor, which the end of the context shuts down."""
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Shut down, whatever has happened."""
-        self.shutdown()
-
     def submit(self, job: Job) -> Future:
         """Train a network in the next process that is free."""
         from loky.process_executor import BrokenProcessPool

@@ -14,7 +14,9 @@ from lottery.errors import LotteryError
 from lottery.masks import Masks, Weights
 from lottery.models import networks
 from lottery.models.kerases import is_keras
+from lottery.pipeline import building
 from lottery.pipeline.prepared import Ingredients, Prepared
+from lottery.pruning import branches
 from lottery.sparse.reading import Network
 from lottery.training import engines, mirrored
 
@@ -40,8 +42,9 @@ def check_model(experiment: config.Experiment, model: Any) -> None:
     """Raise `LotteryError` if a caller has built the model under a strategy, or with wrappers that prune it."""
     tfmot.refuse_wrapped(model)
     if not experiment.train.on_several_devices and mirrored.strategy_of(model) is not None:
-        why = "The model is made under a strategy of its own"
-        raise LotteryError(f'{why}; leave it out, and set train.devices = "mirrored".')
+        raise LotteryError(
+            'The model is made under a strategy of its own; leave it out, and set train.devices = "mirrored".'
+        )
 
 
 def check_mode(mode: Mode, model: Any, dense: Masks, takes_values: bool) -> None:
@@ -85,15 +88,21 @@ def notes(prepared: Prepared, ingredients: Ingredients, inputs: Any) -> Iterator
         yield from _of_precision(model(inputs, training=False))
 
 
-def notes_on_start(drawn: Weights, before: Weights, num_replicates: int) -> list[str]:
-    """Say which initial weights, from two seeds, are the same, as those of a pretrained model are."""
+def notes_on_start(drawn: Weights, before: Weights, run: config.Run) -> list[str]:
+    """Say which initial weights, from two seeds, are the same, as those of a pretrained model are.
+
+    Raises `LotteryError` if all are, and a control of the run draws them anew.
+    """
+    for control in run.controls:
+        if "start weights" in branches.BRANCHES[control].needs_model:
+            building.check_drawn_anew(drawn, before, control)
     same = [name for name in before if np.array_equal(drawn[name], before[name])]
     if same and len(same) < len(before):
         return [
             f"The model is built with the same initial values of {', '.join(same)} each time; random_reinit leaves "
             "them as they are, and draws the others anew."
         ]
-    if not same or num_replicates == 1:
+    if not same or run.num_replicates == 1:
         return []
     return [
         "The model is built with the same initial weights each time, so the replicates differ only in the order of "
@@ -109,8 +118,9 @@ def cautions(model: Any, loaded: Splits | Streams, inputs: Any) -> Iterator[str]
     name, takes_logits = _loss(model.loss)
     if "crossentropy" in name:
         yield from _of_the_head(model(inputs, training=False), takes_logits, "categorical" in name)
-    if isinstance(loaded, Splits):
-        yield from _of_the_pixels(model, loaded.train.x)
+    scales = any(type(layer).__name__ in _SCALING for layer in model.layers[:3])
+    if isinstance(loaded, Splits) and not scales:
+        yield from _of_the_pixels(loaded.train.x)
 
 
 def _of_devices(strategy: Any, has_keras_step: bool) -> Iterator[str]:
@@ -167,9 +177,9 @@ def _of_the_head(outputs: Any, takes_logits: bool, is_of_classes: bool) -> Itera
         )
 
 
-def _of_the_pixels(model: Any, x: np.ndarray) -> Iterator[str]:
-    if x.dtype == np.uint8 or not x.size or any(type(layer).__name__ in _SCALING for layer in model.layers[:3]):
-        return  # bytes are scaled by the toolkit
+def _of_the_pixels(x: np.ndarray) -> Iterator[str]:
+    if x.dtype == np.uint8 or not x.size:  # bytes are scaled by the toolkit
+        return
     if x.min() >= 0 and _DIM < x.max() <= _BRIGHTEST:
         yield (
             f"The inputs go from {x.min():g} to {x.max():g}, as pixels do, and nothing scales them. Divide them by "

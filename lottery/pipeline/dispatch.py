@@ -73,20 +73,23 @@ def _executor(
     prepared: dict[Path, Prepared],
 ) -> Executor:
     """Choose where networks are trained: on a cluster, in several processes, or in this one."""
-    workers, cores = session.execution.workers, loky.cpu_count()
+    workers = session.execution.workers
     threads = {run: recipe.num_threads for run, recipe in recipes.items()}
     if isinstance(workers, ray.Ray):
         begin = functools.partial(worker.trainer, {run: _away(recipe) for run, recipe in recipes.items()})
         return stack.enter_context(ray.joined(workers, begin, threads, session.on_event))
-    most, hint = max(threads.values()), ""
+    most = max(threads.values())
+    hint = ""
     if workers is None:
-        workers = 1 if _trains_best_alone(recipes, spans, prepared) else cores // most
+        workers = 1 if _trains_best_alone(recipes, spans, prepared) else loky.cpu_count() // most
         hint = " (change with --workers)"
     workers = min(workers, len(spans))
     if workers > 1:
         each = "one thread" if most == 1 else f"{most} threads"
         session.note(f"Training {workers} networks in parallel, {each} each{hint}.")
-        return stack.enter_context(processes.ProcessExecutor(functools.partial(worker.trainer, recipes), workers))
+        executor = processes.ProcessExecutor(functools.partial(worker.trainer, recipes), workers)
+        stack.callback(executor.shutdown)
+        return executor
     own = Worker(recipes, session.on_event, session.should_stop, prepared)
     stack.callback(own.close)
     return LocalExecutor(own.train)

@@ -34,10 +34,7 @@ def prepare(experiment: config.Experiment, ingredients: Ingredients = NOTHING_PA
         return prepared
     # The trainer's model is of replicate 0, which is never trained, so that the weights of two seeds are compared.
     before = weights.read(prepared.trainer.model)
-    drawn = building.initial_state(prepared, replicate)
-    for control in prepared.redrawing():
-        building.check_drawn_anew(drawn, before, control)
-    said = checks.notes_on_start(drawn, before, experiment.run.num_replicates)
+    said = checks.notes_on_start(building.initial_state(prepared, replicate), before, experiment.run)
     return replace(prepared, notes=(*prepared.notes, *said))
 
 

@@ -16,13 +16,22 @@ from lottery.executors.scheduler import Job
 from lottery.pipeline import recomputing, worker
 from lottery.pipeline.prepared import Ingredients
 from lottery.pruning import branches
-from lottery.runs import store
+from lottery.runs import store, verification
 from lottery.runs.store import NetworkId
 from lottery.runs.stored import StoredRound, stored_rounds
 
 # How far an accuracy may be from the record on another processor: this, or so many standard deviations of the
 # other replicates, if that is more. A training that rounds otherwise ends in another network.
 APART, DEVIATIONS = 0.02, 4
+
+
+def verified(run: Path, ingredients: Ingredients, recompute: bool, num_retrained: int) -> list[tuple[str, list[str]]]:
+    """Verify a run, and if nothing is wrong train so many of its networks again; see `lottery.Run.verify`."""
+    with recomputing.opened(run, ingredients) if recompute else contextlib.nullcontext() as again:
+        found = list(verification.verify(run, again))
+    if num_retrained and not any(wrong for _, wrong in found):  # what is damaged cannot be trained from
+        found += retrained(run, chosen(run, num_retrained), ingredients, progress.silent)
+    return found
 
 
 def chosen(run: Path, num: int) -> list[StoredRound]:

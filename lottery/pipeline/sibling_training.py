@@ -73,17 +73,16 @@ def _missing_steps(own: Sequence[Siblings]) -> list[int]:
     return sorted({pair.step for pair in own if not pair.state_file.exists()})
 
 
-def spans_of(wanted: Sequence[Siblings]) -> dict[NetworkId, tuple[int, int]]:
+def spans_of(wanted: Sequence[Siblings]) -> dict[progress.Key, tuple[int, int]]:
     """Give the first and last step of each network to train: dense networks up to the last missing step, siblings."""
-    spans: dict[NetworkId, tuple[int, int]] = {}
+    spans: dict[progress.Key, tuple[int, int]] = {}
     for own in _by_replicate(wanted):
-        missing = _missing_steps(own)
-        if missing:
-            spans[NetworkId(own[0].replicate, 0, f"to_step_{missing[-1]}")] = 0, missing[-1]
+        if missing := _missing_steps(own):
+            spans[siblings.folder(own[0].run), own[0].replicate, 0, f"to_step_{missing[-1]}"] = 0, missing[-1]
     for pair in wanted:
-        last = pair.experiment.train.num_steps
         for order in pair.missing():
-            spans[NetworkId(pair.replicate, pair.round, pair.branch(order))] = pair.step, last
+            key = (siblings.folder(pair.run), pair.replicate, pair.round, pair.branch(order))
+            spans[key] = pair.step, pair.experiment.train.num_steps
     return spans
 
 

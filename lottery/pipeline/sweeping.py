@@ -24,8 +24,6 @@ FIXED = ("sweep", "run.num_threads")
 OF_THE_WHOLE = ("num_replicates", "controls", "control_rounds")  # keys that do not decide how a network is trained
 # Keys of the environment that bits depend on.
 COMPUTED_WITH = ("data_sha256", "num_threads", "num_devices", "python", "versions", "processor")
-# Keys of a record that say how it is stored.
-OF_STORING = ("format", "sha256", "record_sha256")
 
 Experiments = Mapping[Path, config.Experiment]  # by the folder of the run
 
@@ -224,20 +222,18 @@ def _copy_network(job: Job, original: Job, experiment: config.Experiment) -> Non
     """Copy a complete network into the run of another `experiment`, with the start weights of its replicate."""
     store.check_there(job.run)
     network = StoredRound(original.run, *original.network)
-    record = {key: value for key, value in network.record.items() if key not in OF_STORING}
+    record = dict(network.record)
     # Every file that the original has is read, whole, before anything is stored.
-    parts = network.masks, network.weights, network.metrics
-    others = {
-        store.EARLY_STOP: network.early_stop if network.has(store.EARLY_STOP) else None,
-        store.BUDGET: network.budget if network.has(store.BUDGET) else None,
-        store.PREDICTIONS: network.predictions if network.has(store.PREDICTIONS) else None,
-    }
+    sums = record["sha256"]
+    contents = {name: store.read_checked(network.folder / name, sums[name]) for name in sums}
     if not network.round:
         # The other run may rewind to another step: the state of that step has its own checksum.
         record.pop("rewind_sha256", None)
         record |= _copy_starts(job, network, experiment.rewind.step)
     folder = store.round_path(job.run, *job.network)
-    store.write_round(folder, *parts, record, others)
+    for name, content in contents.items():
+        files.write(folder / name, content)
+    store.write_record(folder / "round.json", record)  # last of all: the network is complete
     store.clear_checkpoints(folder)
 
 
