@@ -51,12 +51,13 @@ class ProcessExecutor(Executor):
                     self._pool = None
                 killed = " (killed, perhaps for lack of memory)" if "SIGKILL" in str(error) else ""
                 error = Lost(f"the process that trained it died{killed}")
+            # That it is trained comes by the connection, behind all its events; see `_read`.
             if error is not None or not inner.result():
                 self._complete(job, False, error)
 
         try:
             pool.submit(_train, job).add_done_callback(end)
-        except BrokenProcessPool:
+        except BrokenProcessPool:  # since the last network was submitted
             self._pool = None
             return self.submit(job)
         return future

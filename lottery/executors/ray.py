@@ -92,7 +92,8 @@ class _RayExecutor(Executor):
 
     def __init__(self, ray: Any, resources: Mapping[Path, Mapping[str, float]], initializer: bytes):
         super().__init__()
-        self._ray, self._resources = ray, resources  # that a network takes, by the folder of its run
+        self._ray = ray
+        self._resources = resources  # that a network takes, by the folder of its run
         self._initializer = ray.put(initializer)
         self._events = _new_queue(ray)  # numbers of attempts, and what happened in them
         self._orders = _new_queue(ray)  # holds something as soon as all training should stop
@@ -109,7 +110,8 @@ class _RayExecutor(Executor):
         try:
             if self._gone:
                 raise LotteryError(self._gone)
-            wanted, folder = self._resources[job.run], job.run.absolute()
+            wanted = self._resources[job.run]
+            folder = job.run.absolute()
             # Ray must not retry: the scheduler counts losses, and begins a network again from its checkpoint.
             options = {"num_cpus": wanted["CPU"], "num_gpus": wanted.get("GPU", 0), "max_retries": 0}
             if "memory" in wanted:

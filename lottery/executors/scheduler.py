@@ -118,7 +118,7 @@ def needs(job: Job) -> list[Job]:
 def by_priority(jobs: Sequence[Job]) -> list[Job]:
     """Order networks so that all workers train: run by run, as opening one takes long; rounds first, then branches."""
     place = {run: number for number, run in enumerate(dict.fromkeys(job.run for job in jobs))}
-    return sorted(jobs, key=lambda job: (place[job.run], job.network[2] != store.TICKET, job.network[1]))
+    return sorted(jobs, key=lambda job: (place[job.run], job.network.branch != store.TICKET, job.network.round))
 
 
 def launch(
@@ -132,15 +132,8 @@ def launch(
     """Train networks, in the order of `jobs`, each as soon as those that it needs are stored.
 
     A network that fails does not stop the others, except those that need it. A network that is lost starts again from
-    its last checkpoint; after `LOSSES` times without progress it has failed.
-
-    Args:
-        jobs: The networks; see `needs`.
-        executor: Where to train.
-        on_event: Is called with all that happens.
-        should_stop: Returns the signal to stop by.
-        copies: The original of each network that is not trained, but copied from it.
-        copy: Copies one of them.
+    its last checkpoint; after `LOSSES` times without progress it has failed. Those in `copies` are not trained: `copy`
+    copies each from its original.
 
     Raises:
         Stopped: `should_stop` returned a signal; every network in training has a checkpoint.
@@ -151,6 +144,7 @@ def launch(
     copier = LocalExecutor(copy) if copy else executor
     stopped = False
     while True:
+        # Nothing new begins, but the networks in training still report, each when its checkpoint is written.
         if not stopped and (should_stop() or launched.disk_fails):
             stopped = True
             executor.cancel()
@@ -172,7 +166,10 @@ class _Launch:
     def __init__(self, jobs: Sequence[Job], executor: Executor, on_event: progress.OnEvent, copies: Mapping[Job, Job]):
         self.executor, self.on_event, self.copies = executor, on_event, copies
         self.place = {job: number for number, job in enumerate(jobs)}
-        self.graph = {job: [need for need in self._all_needs(job) if need in self.place] for job in jobs}
+        self.graph: dict[Job, list[Job]] = {}
+        for job in jobs:
+            wanted = [*needs(job), copies[job]] if job in copies else needs(job)
+            self.graph[job] = [need for need in wanted if need in self.place]
         self.order = TopologicalSorter(self.graph)
         self.order.prepare()
         self.ready: list[Job] = []
@@ -199,7 +196,8 @@ class _Launch:
 
     def end(self, future: Future, stopped: bool) -> None:
         """Note how a network ended: trained, failed, or to be trained again."""
-        job, error = self.running.pop(future), future.exception()
+        job = self.running.pop(future)
+        error = future.exception()
         if isinstance(error, Lost) and not stopped:
             error = self._after_loss(job, error)
         if error is None and future.result():
@@ -228,9 +226,6 @@ class _Launch:
             others = "1 other network" if len(untrainable) == 2 else f"{len(untrainable) - 1} other networks"
             more = f"{others} could not be trained either; all others are stored."
             raise LotteryError(f"{_sentence(job, error)} {more}") from error
-
-    def _all_needs(self, job: Job) -> list[Job]:
-        return [*needs(job), self.copies[job]] if job in self.copies else needs(job)
 
     def _after_loss(self, job: Job, error: Lost) -> Lost | LotteryError:
         """Count a loss; the error is another after too many without progress."""

@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import loky
 
@@ -15,10 +16,12 @@ from lottery.executors.scheduler import Executor, Job, LocalExecutor
 from lottery.models import multiply_adds
 from lottery.pipeline import network_training, worker
 from lottery.pipeline.prepared import Prepared
-from lottery.pipeline.session import Session
 from lottery.pipeline.worker import Recipe, Worker
 from lottery.runs import store
 from lottery.runs.store import NetworkId
+
+if TYPE_CHECKING:
+    from lottery.pipeline.session import Session
 
 Spans = dict[progress.Key, tuple[int, int]]  # the first and the last step of networks to train
 
@@ -40,7 +43,7 @@ def wanted(experiments: Mapping[Path, config.Experiment]) -> list[Job]:
 def carry_out(
     recipes: Mapping[Path, Recipe],
     jobs: Sequence[Job],
-    session: Session,
+    session: "Session",
     prepared: Mapping[Path, Prepared] | None = None,
     copies: Mapping[Job, Job] | None = None,
     copy: Callable[[Job], None] | None = None,
@@ -69,7 +72,7 @@ def _executor(
     stack: contextlib.ExitStack,
     recipes: Mapping[Path, Recipe],
     spans: Spans,
-    session: Session,
+    session: "Session",
     prepared: dict[Path, Prepared],
 ) -> Executor:
     """Choose where networks are trained: on a cluster, in several processes, or in this one."""

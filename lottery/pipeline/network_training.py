@@ -114,7 +114,8 @@ def store_network(training: Training, network: NetworkId, trained: Trained, deta
         store.PREDICTIONS: trained.predictions,
     }
     record = store.write_round(folder, kept, trained.weights, trained.metrics, record, others)
-    store.clear_checkpoints(folder)  # after the record: until it is whole, a checkpoint is all there is
+    # After the record: until that is whole, a checkpoint is all there is.
+    store.clear_checkpoints(folder)
     first, last = steps_of(training.experiment, network)
     where = _step(training, network, kept, last, record["final_val_accuracy"], (first, last))
     training.on_event(progress.Done(where, record))

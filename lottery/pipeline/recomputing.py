@@ -123,6 +123,7 @@ class _Recomputing:
         if prepared is None:
             return
         states = dict(stored.states())
+        # Runs of earlier versions have no weights of the early-stop step, unless it is the last one.
         if "early_stop" not in states and record["early_stop_step"] == max(row[0] for row in stored.metrics):
             states["early_stop"] = stored.weights
         elif "early_stop" not in states:

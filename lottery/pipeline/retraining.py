@@ -48,10 +48,8 @@ def retrained(
     """Train networks of a run again in a temporary folder; yield the name of each, and what differs.
 
     On the machine of the run, with its versions and number of threads, every file must have the same bytes. Elsewhere
-    the accuracies at the early-stop step and at the end are compared; see `APART`.
-
-    Raises:
-        LotteryError: The data or the model are not those of the run, or a network cannot be trained.
+    the accuracies at the early-stop step and at the end are compared; see `APART`. Raises `LotteryError` if the data or
+    the model are not those of the run, or a network cannot be trained.
     """
     experiment, recorded = store.read_experiment(run), store.read_environment(run)
     elsewhere = recomputing.elsewhere(recorded)

@@ -41,16 +41,12 @@ def train_chain(training: Training, replicate: int, last: int) -> None:
 
 
 class Chain:
-    """The rounds of a replicate, each made from rounds that are stored.
-
-    Attributes:
-        initial: Every variable at step 0.
-    """
+    """The rounds of a replicate, each made from rounds that are stored."""
 
     def __init__(self, training: Training, replicate: int) -> None:
         self.training, self.replicate = training, replicate
         self.experiment = training.experiment
-        self.initial = network_training.initial_state(training, replicate)
+        self.initial = network_training.initial_state(training, replicate)  # every variable at step 0
         # Steps of the dense network that this run, or others of a sweep, rewind to, and its states there.
         self._steps = sorted({self.experiment.rewind.step, *training.states} - {0})
         self._seen: dict[str, np.ndarray] = {}  # by step and name

@@ -32,7 +32,8 @@ def run(
     experiment = config.load({} if source is None and has_objects else source, overrides)
     experiment = with_functions(experiment, ingredients)
     with execution.started() as session:
-        prepared, path = None, store.run_path(out, experiment)
+        path = store.run_path(out, experiment)
+        prepared = None
         if has_objects or ingredients.are_observed(experiment):
             # Threads come first: TensorFlow begins to compute when the model is built.
             environment.begin_threads(experiment, environment.threads_of_like_runs(out, experiment))
@@ -72,7 +73,8 @@ def located(
     """
     prepared = preparing.prepare(experiment, ingredients)
     experiment, observe = prepared.experiment, prepared.observe
-    path, notes = store.run_path(out, experiment), []
+    path = store.run_path(out, experiment)
+    notes: list[str] = []
     if path.exists():
         return path, prepared, []
     # Other versions may make other operations of the same model, and so another digest: the settings tell a run.

@@ -86,13 +86,18 @@ def sweep(
     A test set that cannot resolve `tolerance` is reported before training. For `import_code`, see
     `lottery.models.networks.builder`.
     """
-    found, ingredients = points(source, overrides), Ingredients(import_code=import_code)
+    found = points(source, overrides)
+    ingredients = Ingredients(import_code=import_code)
     with execution.started() as session:
         experiments = {}
         for point in found:
-            path, experiment, compared = _completed(out, point.settings, ingredients)
+            path, experiment = store.run_path(out, point.settings), point.settings
+            if ingredients.have_own_model(experiment):  # its settings alone do not tell its run
+                environment.begin_threads(experiment)
+                path, prepared, compared = running.located(out, experiment, ingredients)
+                experiment = prepared.experiment
+                session.note(*compared)
             experiments[path] = experiment
-            session.note(*compared)
         _open(experiments, ingredients, session, tolerance)
         networks = dispatch.wanted(experiments)
         missing = [job for job in networks if not job.is_stored]
@@ -145,17 +150,6 @@ def _size(num_experiments: int, num_missing: int, num_copies: int) -> str:
         return f"All {num_experiments} experiments are complete."
     shared = f"; {num_copies} more are the same as one of these" if num_copies else ""
     return f"{num_experiments} experiments: {num_missing - num_copies} networks are to be trained{shared}."
-
-
-def _completed(
-    out: str | Path, experiment: config.Experiment, ingredients: Ingredients
-) -> tuple[Path, config.Experiment, list[str]]:
-    """Complete an experiment with what a model of the user's decides; return its folder, and sentences to read."""
-    if not ingredients.have_own_model(experiment):
-        return store.run_path(out, experiment), experiment, []
-    environment.begin_threads(experiment)
-    path, prepared, notes = running.located(out, experiment, ingredients)
-    return path, prepared.experiment, notes
 
 
 def _name(name: str, chosen: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from lottery.pruning import branches
 from lottery.runs import store
 from lottery.training.checkpoints import CheckpointInterval
 
-MOST_OPEN = 3
+MOST_OPEN = 3  # runs, each with its model and its data in memory
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,7 @@ class Worker:
             while len(self._open) >= MOST_OPEN:
                 self._close_first()
             environment.use_threads(recipe.num_threads)
+            # What this process has prepared already serves once; whatever is closed is prepared anew.
             prepared = self.prepared.pop(recipe.path, None) or _prepared(recipe, replicate)
             environment.check_devices(recipe.path, prepared.trainer.model)
             if recipe.away:
