@@ -216,9 +216,10 @@ def _copy_network(job: Job, original: Job, experiment: config.Experiment) -> Non
     """Copy a complete network into the run of another `experiment`, with the start weights of its replicate."""
     store.check_there(job.run)
     network = StoredRound(original.run, *original.network)
-    record = dict(network.record)
+    # The checksums come last in a record, so that a copy has the bytes of a network that is trained in its place.
+    record = {key: value for key, value in network.record.items() if key not in ("sha256", "record_sha256")}
+    sums = network.record["sha256"]
     # Every file that the original has is read, whole, before anything is stored.
-    sums = record["sha256"]
     contents = {name: store.read_checked(network.folder / name, sums[name]) for name in sums}
     if not network.round:
         # The other run may rewind to another step: the state of that step has its own checksum.
@@ -227,7 +228,7 @@ def _copy_network(job: Job, original: Job, experiment: config.Experiment) -> Non
     folder = store.round_path(job.run, *job.network)
     for name, content in contents.items():
         files.write(folder / name, content)
-    store.write_record(folder / "round.json", record)  # last of all: the network is complete
+    store.write_record(folder / "round.json", {**record, "sha256": sums})  # last of all: the network is complete
     store.clear_checkpoints(folder)
 
 
