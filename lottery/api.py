@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
-from lottery import config, grids, plots, progress
+from lottery import config, grids, plots
 from lottery.errors import LotteryError
-from lottery.pipeline import branching, recomputing, retraining, running, sweeping
+from lottery.pipeline import branching, retraining, running, sweeping
 from lottery.pipeline.prepared import Ingredients
 from lottery.pipeline.session import Execution
-from lottery.runs import store, verification
+from lottery.runs import store
 from lottery.statistics import results, sentences, tables, verdicts
 
 if TYPE_CHECKING:
@@ -174,12 +173,8 @@ class Run:
             LotteryError: The run cannot be read; or for `recompute` or `retrain`, its data are not found or differ.
         """
         ingredients = Ingredients(model, data, import_code=import_code)
-        with recomputing.opened(self.path, ingredients) if recompute else contextlib.nullcontext() as again:
-            networks = list(verification.verify(self.path, again))
-        if retrain and not any(wrong for _, wrong in networks):
-            chosen = retraining.chosen(self.path, retrain)
-            networks += retraining.retrained(self.path, chosen, ingredients, progress.silent)
-        return [f"{name}: {sentence}" for name, wrong in networks for sentence in wrong]
+        found = retraining.verified(self.path, ingredients, recompute, retrain)
+        return [f"{name}: {sentence}" for name, wrong in found for sentence in wrong]
 
     def branch(self, kind: str | BranchFunction, rounds: Sequence[int] = (), **options: Any) -> Run:
         """Train branches from stored rounds; see `lottery.branch`."""
@@ -308,17 +303,16 @@ def branch(
 def _check_places(**arguments: Any) -> None:
     """Raise `LotteryError` if a model or data stand in the place of an experiment."""
     for place, value in arguments.items():
+        if value is None or isinstance(value, str | Path | Mapping):
+            continue
+        what, wanted = type(value).__name__, "data"
         if hasattr(value, "trainable_variables") or callable(value):
-            what = f"the function {value.__name__}" if hasattr(value, "__name__") else "a model"
-            raise LotteryError(
-                f"{place} must be tables, not {what}. Pass a function that builds the model by name: "
-                "lottery.run(model=build_model, data=...)."
-            )
-        if value is not None and not isinstance(value, str | Path | Mapping):
-            raise LotteryError(
-                f"{place} must be tables, not {type(value).__name__}. Pass data by name: "
-                "lottery.run(model=build_model, data=...)."
-            )
+            what, wanted = "a model", "a function that builds the model"
+            if hasattr(value, "__name__"):
+                what = f"the function {value.__name__}"
+        raise LotteryError(
+            f"{place} must be tables, not {what}. Pass {wanted} by name: lottery.run(model=build_model, data=...)."
+        )
 
 
 _BELONG = {
@@ -345,10 +339,11 @@ def _check_options(options: Mapping[str, Any]) -> None:
 def _divided(
     model: Any, data: Any, options: Mapping[str, Any], names_network: bool = False
 ) -> tuple[Ingredients, Execution]:
+    """Divide the options of a call by what they are about; a caller whose tables name a network trusts its module."""
     _check_options(options)
     own = Options.__annotations__.keys() - ExecutionOptions.__annotations__.keys()
-    passed = {key: value for key, value in options.items() if key in own}
-    execution = {key: value for key, value in options.items() if key not in own}
+    passed = {key: options[key] for key in options if key in own}
     if names_network:
         passed["import_code"] = True
-    return Ingredients(model, data, **passed), Execution(**execution)
+    execution = Execution(**{key: options[key] for key in options if key not in own})
+    return Ingredients(model, data, **passed), execution

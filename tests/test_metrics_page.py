@@ -123,9 +123,7 @@ def test_keys_of_some_records_are_those_of_the_page(monkeypatch):
     monkeypatch.setattr(network_training, "dense_loss_step", lambda *_: 7)
     settings = SimpleNamespace(rewind=SimpleNamespace(step=5, mode="weights"), train=SimpleNamespace(num_steps=9))
     training = SimpleNamespace(experiment=settings)
-    branch_training.train_branch(
-        training, store.NetworkId(1, 2, "untrained"), branches.untrained, mask_training.learned
-    )
+    branch_training.train_branch(training, store.NetworkId(1, 2, "untrained"), branches.untrained)
     of_branches = set(written) - set(documented("round.json", "key"))
     assert of_branches == {"control", "first_step", "last_step"}
 

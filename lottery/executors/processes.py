@@ -18,7 +18,7 @@ from typing import Any
 
 from lottery import files, interrupts, progress
 from lottery.errors import LotteryError
-from lottery.executors.executor import Executor, Initializer, Job, Lost, Train, complete, pickled
+from lottery.executors.scheduler import Executor, Initializer, Job, Lost, Train, complete, pickled
 
 
 class ProcessExecutor(Executor):
@@ -37,14 +37,6 @@ class ProcessExecutor(Executor):
         self._listener = Listener(authkey=self._key)
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def __enter__(self) -> "ProcessExecutor":
-        """Return the executor, which the end of the context shuts down."""
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Shut down, whatever has happened."""
-        self.shutdown()
-
     def submit(self, job: Job) -> Future:
         """Train a network in the next process that is free."""
         from loky.process_executor import BrokenProcessPool
@@ -59,12 +51,13 @@ class ProcessExecutor(Executor):
                     self._pool = None
                 killed = " (killed, perhaps for lack of memory)" if "SIGKILL" in str(error) else ""
                 error = Lost(f"the process that trained it died{killed}")
+            # That it is trained comes by the connection, behind all its events; see `_read`.
             if error is not None or not inner.result():
                 self._complete(job, False, error)
 
         try:
             pool.submit(_train, job).add_done_callback(end)
-        except BrokenProcessPool:
+        except BrokenProcessPool:  # since the last network was submitted
             self._pool = None
             return self.submit(job)
         return future

@@ -23,9 +23,7 @@ from typing import Any, NamedTuple
 
 from lottery import interrupts, progress
 from lottery.errors import LotteryError, StorageError
-from lottery.executors import scheduler
-from lottery.executors.executor import Executor, Initializer, Job, Lost, complete, pickled
-from lottery.runs import store
+from lottery.executors.scheduler import Executor, Initializer, Job, Lost, complete, needs, pickled
 
 # Environment variables that decide what is computed, or where data are found: nodes get them from here.
 SETTINGS = ("TF_", "XLA_", "KERAS_", "LOTTERY_")
@@ -94,7 +92,8 @@ class _RayExecutor(Executor):
 
     def __init__(self, ray: Any, resources: Mapping[Path, Mapping[str, float]], initializer: bytes):
         super().__init__()
-        self._ray, self._resources = ray, resources  # that a network takes, by the folder of its run
+        self._ray = ray
+        self._resources = resources  # that a network takes, by the folder of its run
         self._initializer = ray.put(initializer)
         self._events = _new_queue(ray)  # numbers of attempts, and what happened in them
         self._orders = _new_queue(ray)  # holds something as soon as all training should stop
@@ -111,7 +110,8 @@ class _RayExecutor(Executor):
         try:
             if self._gone:
                 raise LotteryError(self._gone)
-            wanted, folder = self._resources[job.run], job.run.absolute()
+            wanted = self._resources[job.run]
+            folder = job.run.absolute()
             # Ray must not retry: the scheduler counts losses, and begins a network again from its checkpoint.
             options = {"num_cpus": wanted["CPU"], "num_gpus": wanted.get("GPU", 0), "max_retries": 0}
             if "memory" in wanted:
@@ -302,7 +302,7 @@ def _check_shared(attempt: Attempt) -> None:
     """Raise `StorageError` unless this node sees the run's folder, and in it all that the network is trained from."""
     until = time.monotonic() + PATIENCE
     while _stamp(attempt.folder) == attempt.stamp:
-        if all(store.is_stored(attempt.folder, *need.network) for need in scheduler.needs(attempt.job)):
+        if all(need.is_stored for need in needs(attempt.job._replace(run=attempt.folder))):
             return
         if time.monotonic() > until:
             break

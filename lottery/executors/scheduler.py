@@ -1,18 +1,111 @@
-"""Networks trained as soon as what they need is stored, whatever fails or is lost on the way."""
+"""Networks are submitted to an executor as soon as what they need is stored, whatever fails or is lost on the way."""
 
 import contextlib
+import queue
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from graphlib import TopologicalSorter
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from lottery import interrupts, progress
 from lottery.errors import LotteryError, StorageError
-from lottery.executors.executor import Executor, Job, LocalExecutor, Lost
 from lottery.runs import store
 from lottery.runs.store import NetworkId
 
 LOSSES = 3  # in a row, of one network without progress in between, until it counts as failed
+
+
+class Job(NamedTuple):
+    """A network to train, and the folder of its run."""
+
+    run: Path
+    network: NetworkId
+
+    def __str__(self) -> str:
+        """Name the network in a sentence."""
+        return str(self.network)
+
+    @property
+    def is_stored(self) -> bool:
+        """True if the network is complete."""
+        return store.is_stored(self.run, *self.network)
+
+
+Train = Callable[[Job], None]
+# Begins a worker: from where it reports events and where it sees whether to stop, makes the function that trains a job.
+Initializer = Callable[[progress.OnEvent, interrupts.ShouldStop], Train]
+
+
+class Lost(Exception):
+    """The process that trained a network died; the network can start again from its last checkpoint."""
+
+
+class Executor:
+    """A place where networks are trained, as the executors of ``concurrent.futures``."""
+
+    max_workers: int | None = 1  # jobs in training at the same time; None if the executor queues jobs itself
+
+    def __init__(self) -> None:
+        self.happened: queue.SimpleQueue = queue.SimpleQueue()  # events, and futures that are done
+
+    def submit(self, job: Job) -> Future:
+        """Train a network: the result is False if it was stopped, with a checkpoint; the error may be `Lost`."""
+        raise NotImplementedError
+
+    def cancel(self) -> None:
+        """Ask every network in training to stop; its future still completes."""
+
+    def reduce(self) -> bool:
+        """Train fewer networks at the same time, perhaps for lack of memory; return False if that cannot be."""
+        return False
+
+    def next(self, timeout: float) -> progress.Event | Future | None:
+        """Return what happened next: an event, or a future that is done; None if nothing does in so many seconds."""
+        try:
+            return self.happened.get(timeout=timeout)
+        except queue.Empty:
+            return None
+
+
+class LocalExecutor(Executor):
+    """Trains in this process, one network after the other; `train` may raise `interrupts.Stopped`."""
+
+    def __init__(self, train: Train):
+        super().__init__()
+        self._train = train
+
+    def submit(self, job: Job) -> Future:
+        """Train a network, and return when it is trained."""
+        future: Future = Future()
+        try:
+            self._train(job)
+            future.set_result(True)
+        except LotteryError as error:
+            future.set_exception(error)
+        return future
+
+
+def complete(future: Future, trained: bool, error: BaseException | None = None) -> None:
+    """Give a future its result or error, unless it has one: a process may die just after it reported."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(trained)
+    else:
+        future.set_exception(error)
+
+
+def pickled(initializer: Initializer) -> bytes:
+    """Pickle an initializer for other processes, or raise `LotteryError`."""
+    import cloudpickle
+
+    try:
+        return cloudpickle.dumps(initializer)
+    except Exception as error:  # whatever a user's own object raises
+        raise LotteryError(
+            f"What was passed cannot be sent to another process ({error}); pass functions that make it there."
+        ) from error
 
 
 def needs(job: Job) -> list[Job]:
@@ -25,7 +118,7 @@ def needs(job: Job) -> list[Job]:
 def by_priority(jobs: Sequence[Job]) -> list[Job]:
     """Order networks so that all workers train: run by run, as opening one takes long; rounds first, then branches."""
     place = {run: number for number, run in enumerate(dict.fromkeys(job.run for job in jobs))}
-    return sorted(jobs, key=lambda job: (place[job.run], job.network[2] != store.TICKET, job.network[1]))
+    return sorted(jobs, key=lambda job: (place[job.run], job.network.branch != store.TICKET, job.network.round))
 
 
 def launch(
@@ -39,15 +132,8 @@ def launch(
     """Train networks, in the order of `jobs`, each as soon as those that it needs are stored.
 
     A network that fails does not stop the others, except those that need it. A network that is lost starts again from
-    its last checkpoint; after `LOSSES` times without progress it has failed.
-
-    Args:
-        jobs: The networks; see `needs`.
-        executor: Where to train.
-        on_event: Is called with all that happens.
-        should_stop: Returns the signal to stop by.
-        copies: The original of each network that is not trained, but copied from it.
-        copy: Copies one of them.
+    its last checkpoint; after `LOSSES` times without progress it has failed. Those in `copies` are not trained: `copy`
+    copies each from its original.
 
     Raises:
         Stopped: `should_stop` returned a signal; every network in training has a checkpoint.
@@ -58,6 +144,7 @@ def launch(
     copier = LocalExecutor(copy) if copy else executor
     stopped = False
     while True:
+        # Nothing new begins, but the networks in training still report, each when its checkpoint is written.
         if not stopped and (should_stop() or launched.disk_fails):
             stopped = True
             executor.cancel()
@@ -79,7 +166,10 @@ class _Launch:
     def __init__(self, jobs: Sequence[Job], executor: Executor, on_event: progress.OnEvent, copies: Mapping[Job, Job]):
         self.executor, self.on_event, self.copies = executor, on_event, copies
         self.place = {job: number for number, job in enumerate(jobs)}
-        self.graph = {job: [need for need in self._all_needs(job) if need in self.place] for job in jobs}
+        self.graph: dict[Job, list[Job]] = {}
+        for job in jobs:
+            wanted = [*needs(job), copies[job]] if job in copies else needs(job)
+            self.graph[job] = [need for need in wanted if need in self.place]
         self.order = TopologicalSorter(self.graph)
         self.order.prepare()
         self.ready: list[Job] = []
@@ -106,7 +196,8 @@ class _Launch:
 
     def end(self, future: Future, stopped: bool) -> None:
         """Note how a network ended: trained, failed, or to be trained again."""
-        job, error = self.running.pop(future), future.exception()
+        job = self.running.pop(future)
+        error = future.exception()
         if isinstance(error, Lost) and not stopped:
             error = self._after_loss(job, error)
         if error is None and future.result():
@@ -135,9 +226,6 @@ class _Launch:
             others = "1 other network" if len(untrainable) == 2 else f"{len(untrainable) - 1} other networks"
             more = f"{others} could not be trained either; all others are stored."
             raise LotteryError(f"{_sentence(job, error)} {more}") from error
-
-    def _all_needs(self, job: Job) -> list[Job]:
-        return [*needs(job), self.copies[job]] if job in self.copies else needs(job)
 
     def _after_loss(self, job: Job, error: Lost) -> Lost | LotteryError:
         """Count a loss; the error is another after too many without progress."""

@@ -1,45 +1,37 @@
 """Branches from the rounds of a run: another start, other masks or other data beside a ticket."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from lottery import masks, randomness, weights
 from lottery.errors import LotteryError
-from lottery.masks import Masks
-from lottery.pipeline import building, network_training
+from lottery.pipeline import building, mask_training, network_training
 from lottery.pipeline.network_training import Training
 from lottery.pipeline.prepared import Prepared
 from lottery.pruning import branches, plan, rewinding
 from lottery.pruning.branches import BranchFunction, BranchStart, StoredTicket
-from lottery.pruning.supermasks import Rule
 from lottery.runs import store
 from lottery.runs.store import NetworkId
 from lottery.runs.stored import StoredRound
 from lottery.training.records import Span
 
-# Learns masks as `mask_training.learned` does: of a training, a branch of it, the ticket's masks and a rule.
-LearnMasks = Callable[[Training, NetworkId, Masks, Rule], BranchStart]
-
 
 def train_branch(
-    training: Training,
-    network: NetworkId,
-    branch: BranchFunction,
-    learn: LearnMasks,
-    details: Mapping[str, Any] | None = None,
+    training: Training, network: NetworkId, branch: BranchFunction, details: Mapping[str, Any] | None = None
 ) -> None:
     """Train a branch from a stored round, and add `details` to its record."""
-    ticket, rewind = _stored_ticket(training, network, learn), training.experiment.rewind
+    ticket = _stored_ticket(training, network)
     chosen = branch(ticket)
     _check_start(training, ticket, network.branch, chosen)
+    rewind = training.experiment.rewind
     first, last, schedule_step = chosen.first_step, chosen.last_step, chosen.schedule_step
     if schedule_step is None:
         schedule_step = first
         if first == rewind.step:  # it goes through the same part of the schedule as the ticket
-            num_steps = training.experiment.train.num_steps
-            schedule_step = rewinding.schedule_step(rewind.mode, rewind.step, num_steps, network.round)
+            schedule_step = rewinding.schedule_step(rewind.mode, first, ticket.num_steps, network.round)
     # Its batches come in the order of the ticket's, so that what the function has chosen is all that differs.
     start = masks.apply(chosen.start, chosen.kept, chosen.held_in(ticket))
     span = Span(first, last, schedule_step, chosen.changes)
@@ -60,10 +52,10 @@ class _LearnsMasks(Exception):
 def matches_stored(training: Training, network: NetworkId, branch: BranchFunction) -> bool:
     """Return True if a stored branch has the masks, the start and the steps that a function gives now."""
 
-    def learn(*_: Any) -> BranchStart:
+    def learn(rule: Any) -> BranchStart:
         raise _LearnsMasks
 
-    ticket = _stored_ticket(training, network, learn)
+    ticket = replace(_stored_ticket(training, network), learned=learn)
     try:
         chosen = branch(ticket)
     except _LearnsMasks:  # nobody can tell without training again
@@ -92,7 +84,7 @@ def drawn_anew(prepared: Prepared, replicate: int, number: int) -> dict[str, np.
     return rewinding.REWINDS[experiment.rewind.mode].set_back(drawn, drawn, prepared.plan.dense, rng)
 
 
-def _stored_ticket(training: Training, network: NetworkId, learn: LearnMasks) -> StoredTicket:
+def _stored_ticket(training: Training, network: NetworkId) -> StoredTicket:
     experiment, (replicate, number, branch) = training.experiment, network
     stored = StoredRound(training.path, replicate, number)
     # Refuses a model that is built with other weights than the run's.
@@ -114,7 +106,7 @@ def _stored_ticket(training: Training, network: NetworkId, learn: LearnMasks) ->
         initial=initial,
         spent=plan.steps_to(experiment.prune, number, experiment.rewind.step, experiment.train.num_steps),
         gradients=lambda step, state: training.dense_gradients(replicate, step, state),
-        learned=lambda rule: learn(training, network, stored.masks, rule),
+        learned=lambda rule: mask_training.learned(training, network, stored.masks, rule),
         at_initial=stored.at_initial,
         held_at=stored.held_at,
         shuffled=training.prepared.plan.shuffled(stored.masks),
@@ -130,18 +122,16 @@ def _check_start(training: Training, ticket: StoredTicket, branch: str, chosen: 
     parts = ("start", chosen.start, weights.variables(trainer.model)), ("kept", chosen.kept, trainer.masks)
     for part, received, wanted in parts:
         if wrong := sorted(set(received) ^ set(wanted)):
-            what = "must have exactly the weights of the ticket"
-            raise LotteryError(f"{branch}: {part} {what}; see {wrong[0]!r}.")
+            raise LotteryError(f"{branch}: {part} must have exactly the weights of the ticket; see {wrong[0]!r}.")
     masks.check(dict(chosen.kept), chosen.start)
-    held_at = chosen.held_at or {}
-    if held_at and not trainer.held:
+    if chosen.held_at and not trainer.held:
         raise LotteryError(f'{branch} must leave held_at out in a run with prune.held_at = "zero".')
     if chosen.changes and trainer.held:
-        held_at = training.experiment.prune.held_at
         raise LotteryError(
-            f'{branch} cannot change masks in a run with prune.held_at = "{held_at}": entries that grow start at zero.'
+            f'{branch} cannot change masks in a run with prune.held_at = "{training.experiment.prune.held_at}": '
+            "entries that grow start at zero."
         )
-    for name, value in held_at.items():
+    for name, value in (chosen.held_at or {}).items():
         if name in chosen.kept and np.shape(value) != chosen.kept[name].shape:
             shapes = f"has shape {np.shape(value)}, the weight has {chosen.kept[name].shape}"
             raise LotteryError(f"{branch}: held_at of {name!r} {shapes}.")

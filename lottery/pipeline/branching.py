@@ -3,17 +3,17 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lottery import config
 from lottery.errors import LotteryError, unknown
-from lottery.executors.executor import Job
-from lottery.pipeline import agreement, branch_training, dispatch, opening, preparing
+from lottery.executors.scheduler import Job
+from lottery.pipeline import agreement, branch_training, dispatch, preparing, running, worker
 from lottery.pipeline.network_training import Training
-from lottery.pipeline.prepared import NOTHING_PASSED, Ingredients, Prepared
+from lottery.pipeline.prepared import NOTHING_PASSED, Ingredients, Prepared, with_other_data
 from lottery.pipeline.session import Execution
-from lottery.pipeline.worker import Recipe
 from lottery.pruning import branches, fairness
 from lottery.runs import store
 from lottery.runs.store import NetworkId
@@ -30,7 +30,8 @@ def branch(
     execution: Execution = Execution(),  # noqa: B008 (frozen)
 ) -> None:
     """Train branches from stored rounds, or find them complete; see `lottery.branch`."""
-    path, overrides = Path(run), dict(overrides or {})
+    path = Path(run)
+    overrides = dict(overrides or {})
     experiment = store.read_experiment(path)
     function = _function(kind, experiment)
     name = _name(function)
@@ -41,35 +42,26 @@ def branch(
         if transfers and rounds:
             rounds = [0, *rounds]  # the dense network on the other data, without which no accuracy there says much
         places = chosen_rounds(path, experiment, rounds, replicate, first=0 if transfers else 1)
-        other = _with_other_data(experiment, overrides) if transfers else None
-        prepared = opening.open_run(session.stack, path, experiment, ingredients, transfer=other)
+        other = with_other_data(experiment, overrides) if transfers else None
+        prepared = running.open_run(session.stack, path, experiment, ingredients, transfer=other)
         prepared.check_learns(name)
         if transfers and places:
             _check_fit(StoredRound(path, places[0][0], 0), prepared)
             session.note(*_compared(path, experiment, prepared, ingredients))
-        label = _label(name, overrides, prepared if transfers else None)
-        networks = [NetworkId(*place, label) for place in places]
-        missing = [network for network in networks if not store.is_stored(path, *network)]
-        stored = [network for network in networks if network not in missing]
+        label = _label(name, overrides, prepared) if transfers else name
+        jobs = [Job(path, NetworkId(*place, label)) for place in places]
+        missing = [job for job in jobs if not job.is_stored]
+        stored = [job.network for job in jobs if job.is_stored]
         if transfers:
             _check_same_data(path, stored, prepared)
         elif known is None:
             _check_same_function(Training(path, prepared, session.on_event), stored, function)
         if not missing:
-            session.note(f"All {len(networks)} branches {label} of {path} are complete.")
+            session.note(f"All {len(jobs)} branches {label} of {path} are complete.")
         details = {"data_sha256": prepared.data.fingerprint, "overrides": overrides} if transfers else None
-        recipe = Recipe(
-            path=path,
-            experiment=prepared.experiment,
-            num_threads=store.read_environment(path)["num_threads"],
-            data_sha256=prepared.data.fingerprint,
-            ingredients=ingredients,
-            branch=function,
-            details=details,
-            every=execution.checkpoint_every,
-        )
-        jobs = [Job(path, network) for network in missing]
-        dispatch.carry_out({path: recipe}, jobs, session.writing({path: experiment}), {path: prepared})
+        recipe = worker.recipe(path, prepared.experiment, ingredients, execution.checkpoint_every)
+        recipe = replace(recipe, data_sha256=prepared.data.fingerprint, branch=function, details=details)
+        dispatch.carry_out({path: recipe}, missing, session.writing({path: experiment}), {path: prepared})
 
 
 def chosen_rounds(
@@ -100,14 +92,6 @@ def _function(kind: str | branches.BranchFunction, experiment: config.Experiment
     rewind, prune = experiment.rewind, experiment.prune
     fairness.check_fair(kind, rewind.mode, rewind.step, prune.held_at, prune.granularity)
     return branches.BRANCHES[kind].function
-
-
-def _with_other_data(experiment: config.Experiment, overrides: Mapping[str, Any]) -> config.Experiment:
-    """Make the experiment of a transfer: that of the run, with the other data and what `overrides` changes."""
-    tables = experiment.model_dump(mode="json")
-    if "data" in overrides:
-        tables["data"] |= {"path": "", "fingerprint": ""}
-    return config.validated(config.merged(tables, overrides))
 
 
 def _check_same_data(path: Path, stored: Sequence[NetworkId], prepared: Prepared) -> None:
@@ -145,10 +129,8 @@ def _check_overrides(overrides: Mapping[str, Any], transfers: bool, has_data: bo
         raise unknown("A section that 'transfer' may change", wrong[0], ("data", "train"))
 
 
-def _label(name: str, overrides: Mapping[str, Any], prepared: Prepared | None) -> str:
-    """Return the name that a branch is stored under; that of a transfer says which data it uses."""
-    if prepared is None:
-        return name
+def _label(name: str, overrides: Mapping[str, Any], prepared: Prepared) -> str:
+    """Return the name that a transfer is stored under, which says what data it uses."""
     label = f"{name}-{prepared.experiment.data.name}"
     if set(overrides) == {"data"} and set(overrides["data"]) == {"name"}:
         return label

@@ -82,7 +82,7 @@ def build_model(build: Callable[[], Any], seed: int) -> Any:
     called = getattr(build, "__name__", "the model's function")
     # tf_keras draws initial weights from a generator of its own. It takes long to import, and few models need it; a
     # function that is the first to import it has drawn unseeded, and is called again.
-    model, is_seeded = None, False
+    is_seeded, model = False, None
     while not is_seeded:
         keras.utils.set_random_seed(seed)
         tf_keras: Any = sys.modules.get("tf_keras")
@@ -151,14 +151,13 @@ def scoring_network(prepared: Prepared, replicate: int) -> criteria.ScoredModel:
     experiment, data = prepared.experiment, prepared.data
     words = (experiment.run.seed, replicate, randomness.SCORES)
     model = _without_masks(prepared, replicate)
+    num = experiment.prune.num_examples
     if isinstance(data, Splits):
         # The words name no round, so that all rounds of a replicate look at the same batch.
-        wanted = min(experiment.prune.num_examples, len(data.train))
         (in_order,) = randomness.batches(len(data.train), len(data.train), words)(1)
-        positions = balanced(np.asarray(data.train.y)[in_order], in_order, wanted)
-        x, y = scaler(data)(data.train.x[positions]), data.train.y[positions]
+        x, y = _at(data, balanced(np.asarray(data.train.y)[in_order], in_order, num))
     else:
-        stream, num = data.train, experiment.prune.num_examples
+        stream = data.train
         x, y = _first_of(lambda: stream().unbatch().batch(num), randomness.seed_for(*words))
     return criteria.ScoredModel(model, x, y, prepared.build)
 
@@ -187,13 +186,12 @@ def dense_gradients(prepared: Prepared) -> Callable[[int, int, Weights], dict[st
     experiment, data = prepared.experiment, prepared.data
     model = _without_masks(prepared, 0)
     compute = gradients.loss_gradient(model, list(prepared.trainer.masks))
-    scaled: Any = scaler(data) if isinstance(data, Splits) else None
 
     def gradients_at(replicate: int, step: int, state: Weights) -> dict[str, np.ndarray]:
         words = words_of_batches(experiment, replicate)
         if isinstance(data, Splits):
             (positions,) = randomness.batches(len(data.train), experiment.train.batch_size, words, step)(1)
-            x, y = scaled(data.train.x[positions]), data.train.y[positions]
+            x, y = _at(data, positions)
         else:
             x, y = _first_of(data.train, randomness.seed_for(*words, step))
         weights.assign(model, state)
@@ -209,6 +207,11 @@ def _without_masks(prepared: Prepared, replicate: int) -> Any:
     model = build_model(build, initial_seed(prepared.experiment, replicate))
     compiling.compile_model(model, settings, example_batch(prepared.data, model)[0])
     return model
+
+
+def _at(data: Splits, positions: np.ndarray) -> tuple[Any, Any]:
+    """Return the inputs and labels of training examples, as a model takes them."""
+    return scaler(data)(data.train.x[positions]), data.train.y[positions]
 
 
 def _first_of(dataset: Callable[[], Any], seed: int) -> tuple[Any, Any]:

@@ -7,15 +7,23 @@ from typing import Any
 import numpy as np
 
 from lottery import config, formatting, weights
+from lottery.data import Splits, Streams
 from lottery.enforcement import tfmot
 from lottery.enforcement.modes import ENFORCEMENTS, Mode
 from lottery.errors import LotteryError
 from lottery.masks import Masks, Weights
 from lottery.models import networks
 from lottery.models.kerases import is_keras
+from lottery.pipeline import building
 from lottery.pipeline.prepared import Ingredients, Prepared
+from lottery.pruning import branches
 from lottery.sparse.reading import Network
 from lottery.training import engines, mirrored
+
+_BRIGHTEST = 255  # the largest value of a pixel of one byte
+_DIM = 100  # no pixel of an unscaled data set is brighter than this only if all images are dark
+# Layers that bring their inputs to a common scale.
+_SCALING = ("Rescaling", "Normalization", "BatchNormalization", "LayerNormalization", "Embedding")
 
 
 def check_devices(experiment: config.Experiment) -> None:
@@ -34,8 +42,9 @@ def check_model(experiment: config.Experiment, model: Any) -> None:
     """Raise `LotteryError` if a caller has built the model under a strategy, or with wrappers that prune it."""
     tfmot.refuse_wrapped(model)
     if not experiment.train.on_several_devices and mirrored.strategy_of(model) is not None:
-        why = "The model is made under a strategy of its own"
-        raise LotteryError(f'{why}; leave it out, and set train.devices = "mirrored".')
+        raise LotteryError(
+            'The model is made under a strategy of its own; leave it out, and set train.devices = "mirrored".'
+        )
 
 
 def check_mode(mode: Mode, model: Any, dense: Masks, takes_values: bool) -> None:
@@ -74,20 +83,26 @@ def notes(prepared: Prepared, ingredients: Ingredients, inputs: Any) -> Iterator
     if isinstance(trainer.network, Network) and not engines.is_compiled():
         yield "The sparse engine is compiled with the first sparse network: for half a minute, once on this machine."
     if strategy := mirrored.strategy_of(model):
-        yield from _on_devices(strategy, is_keras(type(model).train_step))
+        yield from _of_devices(strategy, is_keras(type(model).train_step))
     if has_own_model and not experiment.train.in_full_precision:
-        yield from _on_outputs(model(inputs, training=False))
+        yield from _of_precision(model(inputs, training=False))
 
 
-def notes_on_start(drawn: Weights, before: Weights, num_replicates: int) -> list[str]:
-    """Say which initial weights, from two seeds, are the same, as those of a pretrained model are."""
+def notes_on_start(drawn: Weights, before: Weights, run: config.Run) -> list[str]:
+    """Say which initial weights, from two seeds, are the same, as those of a pretrained model are.
+
+    Raises `LotteryError` if all are, and a control of the run draws them anew.
+    """
+    for control in run.controls:
+        if "start weights" in branches.BRANCHES[control].needs_model:
+            building.check_drawn_anew(drawn, before, control)
     same = [name for name in before if np.array_equal(drawn[name], before[name])]
     if same and len(same) < len(before):
         return [
             f"The model is built with the same initial values of {', '.join(same)} each time; random_reinit leaves "
             "them as they are, and draws the others anew."
         ]
-    if not same or num_replicates == 1:
+    if not same or run.num_replicates == 1:
         return []
     return [
         "The model is built with the same initial weights each time, so the replicates differ only in the order of "
@@ -95,7 +110,20 @@ def notes_on_start(drawn: Weights, before: Weights, num_replicates: int) -> list
     ]
 
 
-def _on_devices(strategy: Any, has_keras_step: bool) -> Iterator[str]:
+def cautions(model: Any, loaded: Splits | Streams, inputs: Any) -> Iterator[str]:
+    """Yield a sentence for each mistake in a caller's model or data that trains without an error.
+
+    They are told before training, and again before the verdict; `inputs` are as for `notes`.
+    """
+    name, takes_logits = _loss(model.loss)
+    if "crossentropy" in name:
+        yield from _of_the_head(model(inputs, training=False), takes_logits, "categorical" in name)
+    scales = any(type(layer).__name__ in _SCALING for layer in model.layers[:3])
+    if isinstance(loaded, Splits) and not scales:
+        yield from _of_the_pixels(loaded.train.x)
+
+
+def _of_devices(strategy: Any, has_keras_step: bool) -> Iterator[str]:
     num = strategy.num_replicas_in_sync
     if num == 1:
         yield "There is one device, so the network is trained on that one, and train.devices changes nothing else."
@@ -109,7 +137,7 @@ def _on_devices(strategy: Any, has_keras_step: bool) -> Iterator[str]:
         )
 
 
-def _on_outputs(outputs: Any) -> Iterator[str]:
+def _of_precision(outputs: Any) -> Iterator[str]:
     import tensorflow as tf
 
     types = {output.dtype.name for output in tf.nest.flatten(outputs)}
@@ -117,4 +145,43 @@ def _on_outputs(outputs: Any) -> Iterator[str]:
         yield (
             f"The outputs of the model are of type {name}, which rounds what the loss is computed from; give its last "
             'layer dtype="float32".'
+        )
+
+
+def _loss(compiled: Any) -> tuple[str, bool]:
+    """Return the name of a compiled loss in small letters without underscores, and if it takes logits."""
+    is_alone_in_a_list = isinstance(compiled, (list, tuple)) and len(compiled) == 1
+    loss: Any = compiled[0] if is_alone_in_a_list else compiled
+    if isinstance(loss, str):
+        return loss.replace("_", "").lower(), False
+    name = getattr(loss, "__name__", type(loss).__name__)
+    takes_logits = bool(loss.get_config().get("from_logits")) if hasattr(loss, "get_config") else False
+    return name.replace("_", "").lower(), takes_logits
+
+
+def _of_the_head(outputs: Any, takes_logits: bool, is_of_classes: bool) -> Iterator[str]:
+    if not hasattr(outputs, "shape"):  # a dict or a list is taken apart by the loss
+        return
+    values = np.asarray(outputs, np.float64)
+    are_shares = bool(((values >= 0) & (values <= 1)).all())
+    if not takes_logits and not are_shares:
+        yield (
+            "The model returns logits, but its loss takes probabilities, so it does not learn what it should. Compile "
+            "the model with a loss that has from_logits=True."
+        )
+    # A sigmoid tells nothing: small logits may lie between 0 and 1 as well.
+    if takes_logits and are_shares and is_of_classes and np.allclose(values.sum(-1), 1, atol=1e-3):
+        yield (
+            "The model returns probabilities, but its loss takes logits. Compile the model with a loss that has "
+            "from_logits=False, or leave the softmax out."
+        )
+
+
+def _of_the_pixels(x: np.ndarray) -> Iterator[str]:
+    if x.dtype == np.uint8 or not x.size:  # bytes are scaled by the toolkit
+        return
+    if x.min() >= 0 and _DIM < x.max() <= _BRIGHTEST:
+        yield (
+            f"The inputs go from {x.min():g} to {x.max():g}, as pixels do, and nothing scales them. Divide them by "
+            "255, or begin the model with keras.layers.Rescaling(1 / 255)."
         )

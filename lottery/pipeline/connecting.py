@@ -6,10 +6,10 @@ from pathlib import Path
 
 from lottery import config, progress
 from lottery.errors import LotteryError, unknown
-from lottery.pipeline import branching, interpolation, network_training, onednn, opening, sibling_training
+from lottery.pipeline import branching, interpolation, network_training, onednn, running, sibling_training
 from lottery.pipeline.interpolation import Line
 from lottery.pipeline.network_training import Training
-from lottery.pipeline.prepared import Ingredients, Prepared
+from lottery.pipeline.prepared import Ingredients
 from lottery.pipeline.session import Execution
 from lottery.pruning import rewinding
 from lottery.runs import siblings, store
@@ -56,31 +56,30 @@ def connect(
     alphas = line.alphas  # too few points are refused before anything is prepared
     wanted = _wanted(path, experiment, rounds, steps, replicate)
     with execution.started() as session:
-        on_event, stack = session.on_event, session.stack
-        prepared = opening.open_run(stack, path, experiment, ingredients)
+        prepared = running.open_run(session.stack, path, experiment, ingredients)
         session.note(*onednn.notes(store.read_environment(path)))
-        stack.callback(prepared.trainer.close)
+        session.stack.callback(prepared.trainer.close)
         prepared.trainer.hold()
-        recompute = _recompute(prepared, line, on_event)
+        recompute = None
+        if line.recompute:
+            batches = interpolation.training_batches(prepared.data)
+            recompute = interpolation.recomputed(prepared.trainer.loop.model, batches)
+            if recompute is None:
+                session.note("The network has no BatchNormalization, so there are no statistics to recompute.")
         sibling_training.check_networks(wanted)
         spans = sibling_training.spans_of(wanted)
         unmeasured = [pair for pair in wanted if not _is_measured(pair, recompute is not None, line.num_points)]
         if not spans and not unmeasured:
-            on_event(progress.Note(f"All {len(wanted)} paths of {path} are complete."))
+            session.note(f"All {len(wanted)} paths of {path} are complete.")
             return
         if spans:
             sibling_training.check_orders(prepared)
         evaluations = interpolation.evaluations(prepared.trainer.loop, prepared.data, experiment.train.num_steps)
         if "train" not in evaluations:
-            why = "The training data do not end within one training, so only the test error is measured."
-            on_event(progress.Note(why))
-        folder = siblings.folder(path)
-        on_event = progress.tallied(
-            on_event, {(folder, key.replicate, key.round, key.branch): span for key, span in spans.items()}
-        )
-        on_event = network_training.while_there(path, on_event)
+            session.note("The training data do not end within one training, so only the test error is measured.")
+        on_event = network_training.while_there(path, progress.tallied(session.on_event, spans))
         every = execution.checkpoint_every or CheckpointInterval()
-        training = Training(folder, prepared, on_event, every, session.should_stop)
+        training = Training(siblings.folder(path), prepared, on_event, every, session.should_stop)
         walk = functools.partial(interpolation.path, evaluations=evaluations, alphas=alphas, recompute=recompute)
         for pair in sibling_training.trained(training, wanted):
             if pair in unmeasured:
@@ -104,18 +103,6 @@ def _wanted(
     if any(pair.pruned.record["final_test_accuracy"] is None for pair in wanted):
         raise LotteryError("The model of this run measures no accuracy, so no error barrier can be measured.")
     return wanted
-
-
-def _recompute(prepared: Prepared, line: Line, on_event: progress.OnEvent) -> Callable[[], None] | None:
-    """Return what measures the statistics of BatchNormalization again at each point, if that is wanted and possible."""
-    if not line.recompute:
-        return None
-    batches = interpolation.training_batches(prepared.data)
-    recompute = interpolation.recomputed(prepared.trainer.loop.model, batches)
-    if recompute is None:
-        why = "The network has no BatchNormalization, so there are no statistics to recompute."
-        on_event(progress.Note(why))
-    return recompute
 
 
 def _is_measured(pair: Siblings, recomputed: bool, num_points: int) -> bool:

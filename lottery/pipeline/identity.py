@@ -3,7 +3,7 @@
 A digest of what is observed is part of the experiment, and so decides the name of the run's folder. It is exact: it
 knows the operations and constants of a training step and of an evaluation, the variables and their initial values.
 Other versions of TensorFlow or Keras may build the same model from other operations. There a few numbers that the first
-steps report are compared instead, up to rounding, and a sentence says so; see `opening`.
+steps report are compared instead, up to rounding, and a sentence says so; see `running.located`.
 """
 
 import functools
@@ -31,13 +31,15 @@ from lottery.training.loop import gains_on_cpu
 def identified(prepared: Prepared, ingredients: Ingredients) -> Prepared:
     """Complete an experiment with digests of what the caller's model and functions compute."""
     experiment, model = prepared.experiment, prepared.trainer.model
-    example, examined = example_batch(prepared.data, model), prepared.trainer.loop.examined
+    example = example_batch(prepared.data, model)
+    examined = prepared.trainer.loop.examined
     if mirrored.strategy_of(model) is not None:  # its steps have parts for each device
         model = building.build_model(prepared.build, building.initial_seed(experiment, 0))
         compiling.compile_model(model, experiment.train, example[0], schedules.step_variable())
         examined = compiling.examine(model, example)
     digests: dict[str, str] = {}
-    opaque, numbers = False, []
+    opaque = False
+    numbers: list[float] = []
     if ingredients.have_own_model(experiment):
         digests["model"], opaque = of_model(model, examined, example)
     if ingredients.enforcement is not None:
@@ -90,9 +92,7 @@ def of_criterion(prepared: Prepared) -> tuple[str, list[float]]:
             "prune.criterion: the function gives other scores each time it is called, so a run could not be repeated; "
             "draw random numbers from inputs.rng."
         )
-    found = [first]
-    if last > 1:
-        found.append(_scores(prepared, last))
+    found = [first, _scores(prepared, last)] if last > 1 else [first]
     numbers = [float(np.mean(np.abs(value), dtype=np.float64)) for by_weight in found for value in by_weight.values()]
     return fingerprint.of_parts([fingerprint.of_scores(by_weight) for by_weight in found]), numbers
 

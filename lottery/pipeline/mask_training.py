@@ -86,7 +86,8 @@ def _made(prepared: Prepared, rule: supermasks.Rule) -> Learner:
     settings = experiment.train.model_copy(update={**changed, "test_curve": False, "engine": "compiled"})
     # As the run's own model; the weights that are drawn play no part.
     model = building.build_model(prepared.build, randomness.seed_for(experiment.run.seed, 0, randomness.SCORES))
-    named, names = weights.variables(model), list(weights.prunable(model))
+    named = weights.variables(model)
+    names = list(weights.prunable(model))
     for name, own in named.items():
         if name in names:  # of a score, a penalty or a norm would mean something else than of a weight
             own.regularizer, own.constraint = None, None
@@ -117,7 +118,8 @@ def _compile(model: Any, settings: Any, example: Any) -> None:
     if not is_compiled(model):
         compiling.compile_model(model, settings, example)
         return
-    made, own = compiling.optimizer(keras_of(model), settings), model.optimizer
+    made = compiling.optimizer(keras_of(model), settings)
+    own = model.optimizer
     # The scale of the loss in half precision stays, around the new optimizer.
     scales = type(own).__name__ == "LossScaleOptimizer"
     model.optimizer = type(own)(made) if scales else made

@@ -33,8 +33,6 @@ class Training:
     should_stop: interrupts.ShouldStop = interrupts.never
     states: tuple[int, ...] = ()  # steps of the dense network at which other runs of a sweep need its state
     stage: str = ""  # the name of a training that comes before a network's own, for a checkpoint of its own
-    # By replicate, every variable at step 0, once it is compared with the stored file.
-    initial: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
 
     @property
     def experiment(self) -> config.Experiment:
@@ -68,24 +66,23 @@ def train_network(
 
     Raises `StorageError` if a checkpoint cannot be written, and `LotteryError` if the network cannot be trained.
     """
-    experiment, watch, num_rows = training.experiment, watch or Watch({}), 0
-    last_step = experiment.train.num_steps if span.last_step is None else span.last_step
-    words = words or building.words_of_batches(experiment, network.replicate)
+    watch = watch or Watch({})
+    words = words or building.words_of_batches(training.experiment, network.replicate)
+    last_step = training.experiment.train.num_steps if span.last_step is None else span.last_step
+    is_first = True  # the next row: a training that resumes reports earlier rows again, and the first says so
 
     def on_step(step: int, accuracy: float, row: MetricsRow | None) -> None:
-        nonlocal num_rows
+        nonlocal is_first
         if row is None:
             training.on_event(_step(training, network, kept, step, accuracy, (span.first_step, last_step)))
         else:
-            # A training that resumes reports earlier rows again; the first row says so.
-            training.on_event(progress.Evaluated(training.path, *network, row, first=not num_rows))
-            num_rows += 1
-
-    file = store.checkpoint_path(store.round_path(training.path, *network), training.stage)
+            training.on_event(progress.Evaluated(training.path, *network, row, first=is_first))
+            is_first = False
 
     def on_note(text: str) -> None:
         training.on_event(progress.Note(text))
 
+    file = store.checkpoint_path(store.round_path(training.path, *network), training.stage)
     checkpointer = Checkpointer(file, training.every, training.should_stop, on_note, watch.memory)
     with _errors_that_name(network, training.path):
         return training.prepared.trainer.train(start, kept, words, span, watch.at, on_step, checkpointer)
@@ -117,7 +114,8 @@ def store_network(training: Training, network: NetworkId, trained: Trained, deta
         store.PREDICTIONS: trained.predictions,
     }
     record = store.write_round(folder, kept, trained.weights, trained.metrics, record, others)
-    store.clear_checkpoints(folder)  # after the record: until it is whole, a checkpoint is all there is
+    # After the record: until that is whole, a checkpoint is all there is.
+    store.clear_checkpoints(folder)
     first, last = steps_of(training.experiment, network)
     where = _step(training, network, kept, last, record["final_val_accuracy"], (first, last))
     training.on_event(progress.Done(where, record))
@@ -138,9 +136,8 @@ def dense_loss_step(training: Training, network: NetworkId, trained: Trained) ->
 
 def initial_state(training: Training, replicate: int) -> dict[str, np.ndarray]:
     """Return every variable at step 0, which is stored before the first round, and compared with the file after."""
-    if replicate in training.initial:
-        return training.initial[replicate]
-    start, file = building.initial_state(training.prepared, replicate), store.start_path(training.path, replicate)
+    start = building.initial_state(training.prepared, replicate)
+    file = store.start_path(training.path, replicate)
     if not file.exists():
         files.write(file, files.pack_arrays(start))
     # Also what was written just now is read back, so that no round starts from a file that nobody can read.
@@ -149,7 +146,6 @@ def initial_state(training: Training, replicate: int) -> dict[str, np.ndarray]:
             f"The model's initial weights differ from those in {str(file)!r}, so this run cannot continue: the "
             "file, the model, or the version of a library has changed."
         )
-    training.initial[replicate] = start
     return start
 
 
@@ -167,12 +163,12 @@ def while_there(run: Path, on_event: progress.OnEvent) -> progress.OnEvent:
 def steps_of(experiment: config.Experiment, network: NetworkId) -> tuple[int, int]:
     """Estimate the first and the last step of a network's training before its branch says them."""
     branch = branches.find(network.branch)
-    rewind_step, last = experiment.rewind.step, experiment.train.num_steps
-    first = {"initial": 0, "rewind": rewind_step if network.round else 0, "end": last}
-    starts = branch.starts if branch else "rewind"
-    if branch and branch.is_long:
-        last = plan.steps_to(experiment.prune, network.round, rewind_step, last)
-    return first[starts], last
+    rewind_step, num_steps = experiment.rewind.step, experiment.train.num_steps
+    first = {"initial": 0, "rewind": rewind_step if network.round else 0, "end": num_steps}
+    if branch is None:
+        return first["rewind"], num_steps
+    last = plan.steps_to(experiment.prune, network.round, rewind_step, num_steps) if branch.is_long else num_steps
+    return first[branch.starts], last
 
 
 @contextlib.contextmanager
@@ -196,7 +192,7 @@ def _errors_that_name(network: NetworkId, run: Path) -> Iterator[None]:
 def _step(
     training: Training, network: NetworkId, kept: Masks, step: int, accuracy: float, steps: tuple[int, int]
 ) -> progress.Step:
-    experiment, (first_step, last_step) = training.experiment, steps
+    experiment = training.experiment
     return progress.Step(
         run=training.path,
         replicate=network.replicate,
@@ -206,7 +202,7 @@ def _step(
         branch=network.branch,
         density=masks.density(kept),
         step=step,
-        first_step=first_step,
-        num_steps=last_step,
+        first_step=steps[0],
+        num_steps=steps[1],
         val_accuracy=accuracy,
     )

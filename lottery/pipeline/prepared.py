@@ -4,7 +4,7 @@ What a caller's objects decide is written into the experiment, which so says all
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -63,18 +63,13 @@ class Prepared:
     plan: Plan
     criterion: ScoreFunction
     notes: tuple[str, ...] = ()  # sentences that a person should read before training
-    cautions: tuple[str, ...] = ()  # those of them that stand before the verdict too; see `cautions`
+    cautions: tuple[str, ...] = ()  # those of them that stand before the verdict too; see `checks.cautions`
     # Observes the caller's model and functions: ``reported``, numbers that are the same on other machines but for
     # rounding, and ``example``, the types and shapes that they were observed on; empty without objects of the caller's.
     observe: Callable[[], dict[str, Any]] = dict
     # By replicate, every variable at step 0, where it is drawn already.
     initial: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
     learners: dict[str, Any] = field(default_factory=dict)  # by rule, the trainers of scores; see `mask_training`
-
-    def redrawing(self) -> list[str]:
-        """List the controls of the run that draw start weights anew."""
-        controls = self.experiment.run.controls
-        return [control for control in controls if "start weights" in branches.BRANCHES[control].needs_model]
 
     def check_learns(self, branch: str) -> None:
         """Raise `LotteryError` if a branch learns masks, which it cannot learn for the model of this run."""
@@ -150,6 +145,14 @@ def without_functions(experiment: config.Experiment) -> config.Experiment:
     if prune.get("criterion") == GIVEN:
         tables["prune"] = prune | {"criterion": "magnitude", "fingerprint": ""}
     return config.validated(tables)
+
+
+def with_other_data(experiment: config.Experiment, overrides: Mapping[str, Any]) -> config.Experiment:
+    """Make the experiment of a transfer: that of the run, with the other data and what `overrides` changes."""
+    tables = experiment.model_dump(mode="json")
+    if "data" in overrides:
+        tables["data"] |= {"path": "", "fingerprint": ""}
+    return config.validated(config.merged(tables, overrides))
 
 
 def with_data(experiment: config.Experiment, data: Splits | Streams) -> config.Experiment:

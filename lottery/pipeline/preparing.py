@@ -8,7 +8,7 @@ import numpy as np
 from lottery import config, data, weights
 from lottery.data import Splits, Streams
 from lottery.enforcement.modes import ENFORCEMENTS, given
-from lottery.pipeline import building, cautions, checks, identity
+from lottery.pipeline import building, checks, identity
 from lottery.pipeline.prepared import NOTHING_PASSED, Ingredients, Prepared, with_data, with_functions, with_model
 from lottery.pruning import criteria, mask_actions, plan
 from lottery.training import compiling, examples, mirrored, schedules
@@ -34,10 +34,7 @@ def prepare(experiment: config.Experiment, ingredients: Ingredients = NOTHING_PA
         return prepared
     # The trainer's model is of replicate 0, which is never trained, so that the weights of two seeds are compared.
     before = weights.read(prepared.trainer.model)
-    drawn = building.initial_state(prepared, replicate)
-    for control in prepared.redrawing():
-        building.check_drawn_anew(drawn, before, control)
-    said = checks.notes_on_start(drawn, before, experiment.run.num_replicates)
+    said = checks.notes_on_start(building.initial_state(prepared, replicate), before, experiment.run)
     return replace(prepared, notes=(*prepared.notes, *said))
 
 
@@ -65,7 +62,7 @@ def _with_trainer(experiment: config.Experiment, ingredients: Ingredients) -> Pr
         criterion.check_model(model, inputs)
     trainer = _trainer(experiment, model, loaded, ingredients, planned, schedule_step)
     prepared = Prepared(experiment, build, loaded, trainer, planned, ingredients.criterion or criterion.score)
-    found = tuple(cautions.found(model, loaded, inputs))
+    found = tuple(checks.cautions(model, loaded, inputs))
     return replace(prepared, cautions=found, notes=(*checks.notes(prepared, ingredients, inputs), *found))
 
 

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from rich import filesize
+
 from lottery import config, data, weights
 from lottery.errors import LotteryError
 from lottery.formatting import column, replicates
@@ -12,8 +14,6 @@ from lottery.pipeline import building, presets
 from lottery.pruning import granularity, plan
 from lottery.runs import store
 from lottery.runs.stored import stored_rounds
-
-_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def model_of(experiment: config.Experiment, import_code: bool = False) -> Any:
@@ -41,7 +41,8 @@ def rounds(experiment: config.Experiment, pilot: Path | None = None, import_code
     """
     import pandas as pd
 
-    settings, model = experiment.prune, None
+    settings = experiment.prune
+    model = None
     if pilot is None or settings.granularity in granularity.UNITS:
         model = model_of(experiment, import_code)
     units = plan.units_of(settings, model) if model else []
@@ -77,10 +78,9 @@ def sizes(experiment: config.Experiment, num_entries: int) -> dict[str, int]:
 def sentences(experiment: config.Experiment, num_entries: int) -> list[str]:
     """Say what an experiment would train and store."""
     found = sizes(experiment, num_entries)
-    scale, unit = next((pair for pair in _UNITS if found["bytes"] >= pair[0]), _UNITS[-1])
     of = f"{len(store.wanted(experiment)):,} for each of {replicates(experiment.run.num_replicates)}"
     steps, each = column([found["steps"], experiment.train.num_steps])
     return [
         f"{found['networks']:,} networks, {of}: {steps} steps of training, at {each} each.",
-        f"About {found['bytes'] / scale:,.0f} {unit} of weights and masks on disk.",
+        f"About {filesize.decimal(found['bytes'], precision=0)} of weights and masks on disk.",
     ]

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from lottery import config, randomness, weights
+from lottery import randomness, weights
 from lottery.errors import LotteryError
 from lottery.pipeline import agreement, branch_training, building, environment, onednn, preparing, ties
-from lottery.pipeline.prepared import Ingredients, Prepared, without_functions
+from lottery.pipeline.prepared import Ingredients, Prepared, with_other_data, without_functions
 from lottery.pruning import branches
 from lottery.runs import siblings, store
 from lottery.runs.stored import StoredRound, stored_rounds
@@ -74,17 +74,15 @@ def opened(
             raise LotteryError(f"The units that {str(run)!r} has in environment.json are not those of its model.")
         wanted = prepared.experiment.model_copy(update={"model": experiment.model})
         notes = agreement.agreed(run, wanted, prepared.experiment, prepared.observe)
-        recomputing = _Recomputing(run, ingredients, on_network, prepared, elsewhere(recorded), notes, stack)
+        again = _Recomputing(run, ingredients, on_network, prepared, elsewhere(recorded), notes, stack)
         rule = "every prediction had to be the same"
-        if recomputing.elsewhere:
+        if again.elsewhere:
             rule = (
                 "an example could differ where its two highest outputs agree to "
-                f"{100 * recomputing.rounding():g} %, because this machine has {' and '.join(recomputing.elsewhere)}"
+                f"{100 * again.rounding:g} %, because this machine has {' and '.join(again.elsewhere)}"
             )
-        recomputing.notes.append(
-            f"Losses, accuracies and stored predictions were computed again from the stored weights; {rule}."
-        )
-        yield Recomputation(recomputing.evaluated, recomputing.fresh, recomputing.notes, recomputing.one_sided)
+        notes.append(f"Losses, accuracies and stored predictions were computed again from the stored weights; {rule}.")
+        yield Recomputation(again.evaluated, again.fresh, notes, again.one_sided)
 
 
 @dataclass
@@ -96,6 +94,8 @@ class _Recomputing:
     elsewhere: list[str]  # what this machine has that the run's had not
     notes: list[str]
     stack: contextlib.ExitStack  # closes what is prepared for transfers
+    share: float = 0.0  # of examples, and the relative difference of a loss, that rounding may decide here
+    rounding: float = 0.0  # how far apart two outputs may be that rounding orders; see `ties`
     _done: int = 0
     _same_initial: dict[int, bool] = field(default_factory=dict)
     # On another machine, by kind of network: how often the stored prediction alone is right, and the new one alone.
@@ -105,18 +105,11 @@ class _Recomputing:
 
     def __post_init__(self) -> None:
         networks = siblings.folder(self.run).glob("replicate-*/round-*/branch-*/round.json")
-        self._total = sum(1 for _ in stored_rounds(self.run)) + sum(1 for _ in networks)
-
-    def share(self) -> float:
-        """Return the share of examples, and the relative difference of a loss, that rounding may decide here."""
-        if not self.elsewhere:
-            return 0.0
-        return ELSEWHERE if self.prepared.experiment.train.in_full_precision else ELSEWHERE_IN_HALF
-
-    def rounding(self) -> float:
-        """Return how far apart two outputs may be that rounding orders; see `ties`."""
+        self._total = len([*stored_rounds(self.run), *networks])
         in_full = self.prepared.experiment.train.in_full_precision
-        return ties.ROUNDING if in_full else ties.ROUNDING_IN_HALF
+        self.rounding = ties.ROUNDING if in_full else ties.ROUNDING_IN_HALF
+        if self.elsewhere:
+            self.share = ELSEWHERE if in_full else ELSEWHERE_IN_HALF
 
     def evaluated(self, stored: StoredRound) -> Iterator[str]:
         """Evaluate a network again, and yield a sentence for everything that differs from its record."""
@@ -131,6 +124,7 @@ class _Recomputing:
         if prepared is None:
             return
         states = dict(stored.states())
+        # Runs of earlier versions have no weights of the early-stop step, unless it is the last one.
         if "early_stop" not in states and record["early_stop_step"] == max(row[0] for row in stored.metrics):
             states["early_stop"] = stored.weights
         elif "early_stop" not in states:
@@ -140,36 +134,31 @@ class _Recomputing:
             )
         for when, state in states.items():
             engine = prepared.trainer.at(state, stored.masks, stored.engine)
-            find_tied = partial(ties.tied, prepared.trainer.model, prepared.data, rounding=self.rounding())
+            find_tied = partial(ties.tied, prepared.trainer.model, prepared.data, rounding=self.rounding)
             for split, short in SPLITS.items():
                 found = loss_and_accuracy(engine.evaluate(split), f"{split} loss")
-                recorded = [record[f"{when}_{short}_{what}"] for what in ("loss", "accuracy")]
+                recorded = np.array([record[f"{when}_{short}_{what}"] for what in ("loss", "accuracy")], float)
                 num = prepared.data.num_examples(split)
-                tied = partial(find_tied, split)
-                yield from self._compared(f"{WHEN[when]} {split}", found, np.array(recorded, float), num, tied)
+                yield from self._compared(f"{WHEN[when]} {split}", found, recorded, num, partial(find_tied, split))
             if stored.has(store.PREDICTIONS):
                 yield from self._predicted(engine.classes(), stored, when, partial(find_tied, "test"))
 
     def _compared(
         self, what: str, found: tuple[float, float], recorded: np.ndarray, num: int, tied: FindTied
     ) -> Iterator[str]:
-        (loss, accuracy), (recorded_loss, recorded_accuracy) = found, recorded
-        if not np.isclose(loss, recorded_loss, rtol=self.share() or LOSS, atol=LOSS):
-            yield f"The {what} loss is {loss:.6f} when computed again, recorded is {recorded_loss:.6f}."
-        if np.isclose(accuracy, recorded_accuracy, rtol=0, atol=ACCURACY_ROUNDING, equal_nan=True):
+        loss, accuracy = found
+        if not np.isclose(loss, recorded[0], rtol=self.share or LOSS, atol=LOSS):
+            yield f"The {what} loss is {loss:.6f} when computed again, recorded is {recorded[0]:.6f}."
+        is_close = partial(np.isclose, accuracy, recorded[1], rtol=0, equal_nan=True)
+        if is_close(atol=ACCURACY_ROUNDING):
             return
-        allowed = ACCURACY_ROUNDING + self._allowed(num, tied)
-        if not np.isclose(accuracy, recorded_accuracy, rtol=0, atol=allowed, equal_nan=True):
-            yield f"The {what} accuracy is {accuracy:.6f} when computed again, recorded is {recorded_accuracy:.6f}."
-
-    def _allowed(self, num: int, tied: FindTied) -> float:
-        """Return by how much rounding may change an accuracy."""
-        if not self.elsewhere:
-            return 0.0
-        examples = tied()
-        if examples is not None:
-            return float(np.mean(examples))
-        return max(1 / num, self.share()) if num else self.share()
+        allowed = ACCURACY_ROUNDING
+        if self.elsewhere:
+            examples = tied()
+            share = max(1 / num, self.share) if num else self.share
+            allowed += share if examples is None else float(np.mean(examples))
+        if not is_close(atol=allowed):
+            yield f"The {what} accuracy is {accuracy:.6f} when computed again, recorded is {recorded[1]:.6f}."
 
     def _predicted(self, classes: Classes | None, stored: StoredRound, when: str, tied: FindTied) -> Iterator[str]:
         """Compare stored predictions with those computed again."""
@@ -201,11 +190,11 @@ class _Recomputing:
 
         wrong = []
         for kind, (for_record, against) in self._decided.items():
+            num = for_record + against
             self._note(
-                f"Of {self._num_predictions:,} predictions, {for_record + against} of {kind} networks are right once: "
+                f"Of {self._num_predictions:,} predictions, {num} of {kind} networks are right once: "
                 f"{for_record} in the record alone, {against} when computed again alone."
             )
-            num = for_record + against
             if num and binomtest(for_record, num).pvalue < TOO_ONE_SIDED:
                 wrong.append(
                     f"Of {num} predictions of {kind} networks that differ, {for_record} are right in the record alone: "
@@ -234,20 +223,17 @@ class _Recomputing:
         overrides, wanted = stored.record["overrides"] or {}, stored.record["data_sha256"]
         key = json.dumps([overrides, wanted], sort_keys=True)
         if key not in self._others:
-            other, why = None, "its data are not those of the branch"
             try:
-                tables = self.prepared.experiment.model_dump(mode="json")
-                tables["data"] |= {"path": "", "fingerprint": ""}
                 # Data that the caller passed are those of the run, not those of the transfer.
                 without_data = dataclasses.replace(self.ingredients, data=None)
-                other = preparing.prepare(config.validated(config.merged(tables, overrides)), without_data)
+                other = preparing.prepare(with_other_data(self.prepared.experiment, overrides), without_data)
                 self.stack.callback(other.trainer.close)
+                if other.data.fingerprint != wanted:
+                    raise LotteryError("its data are not those of the branch")
+                self._others[key] = other
             except LotteryError as error:
-                why = str(error).rstrip(".")
-            if other is None or other.data.fingerprint != wanted:
-                self._note(f"{stored.branch} was not computed again: {why}.")
-                other = None
-            self._others[key] = other
+                self._note(f"{stored.branch} was not computed again: {str(error).rstrip('.')}.")
+                self._others[key] = None
         return self._others[key]
 
     def _note(self, text: str) -> None:

@@ -12,17 +12,26 @@ from typing import Any
 
 from lottery import interrupts, progress, randomness
 from lottery.errors import LotteryError
-from lottery.executors.executor import Job
+from lottery.executors.scheduler import Job
 from lottery.pipeline import onednn, recomputing, worker
 from lottery.pipeline.prepared import Ingredients
 from lottery.pruning import branches
-from lottery.runs import store
+from lottery.runs import store, verification
 from lottery.runs.store import NetworkId
 from lottery.runs.stored import StoredRound, stored_rounds
 
 # How far an accuracy may be from the record on another processor: this, or so many standard deviations of the
 # other replicates, if that is more. A training that rounds otherwise ends in another network.
 APART, DEVIATIONS = 0.02, 4
+
+
+def verified(run: Path, ingredients: Ingredients, recompute: bool, num_retrained: int) -> list[tuple[str, list[str]]]:
+    """Verify a run, and if nothing is wrong train so many of its networks again; see `lottery.Run.verify`."""
+    with recomputing.opened(run, ingredients) if recompute else contextlib.nullcontext() as again:
+        found = list(verification.verify(run, again))
+    if num_retrained and not any(wrong for _, wrong in found):  # what is damaged cannot be trained from
+        found += retrained(run, chosen(run, num_retrained), ingredients, progress.silent)
+    return found
 
 
 def chosen(run: Path, num: int) -> list[StoredRound]:
@@ -39,10 +48,8 @@ def retrained(
     """Train networks of a run again in a temporary folder; yield the name of each, and what differs.
 
     On the machine of the run, with its versions and number of threads, every file must have the same bytes. Elsewhere
-    the accuracies at the early-stop step and at the end are compared; see `APART`.
-
-    Raises:
-        LotteryError: The data or the model are not those of the run, or a network cannot be trained.
+    the accuracies at the early-stop step and at the end are compared; see `APART`. Raises `LotteryError` if the data or
+    the model are not those of the run, or a network cannot be trained.
     """
     experiment, recorded = store.read_experiment(run), store.read_environment(run)
     onednn.begin(recorded)

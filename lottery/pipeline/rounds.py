@@ -25,8 +25,10 @@ def train_chain(training: Training, replicate: int, last: int) -> None:
     appendix B. Round 0 trains the dense network. Each later round prunes what the round before has trained, resets the
     survivors to their values at the rewind step, and trains them.
     """
-    chain, plan = Chain(training, replicate), training.prepared.plan
-    for number in chain.missing(last):
+    chain = Chain(training, replicate)
+    plan = training.prepared.plan
+    num_stored = len(store.complete_rounds(training.path, replicate))
+    for number in range(num_stored, last + 1):
         if number == 0:
             dense = chain.train(0, chain.initial, plan.dense)
             chain.store(0, dense, dict.fromkeys(plan.dense))
@@ -39,33 +41,27 @@ def train_chain(training: Training, replicate: int, last: int) -> None:
 
 
 class Chain:
-    """The rounds of a replicate, each made from rounds that are stored.
-
-    Attributes:
-        initial: Every variable at step 0.
-    """
+    """The rounds of a replicate, each made from rounds that are stored."""
 
     def __init__(self, training: Training, replicate: int) -> None:
         self.training, self.replicate = training, replicate
         self.experiment = training.experiment
-        self.initial = network_training.initial_state(training, replicate)
+        self.initial = network_training.initial_state(training, replicate)  # every variable at step 0
         # Steps of the dense network that this run, or others of a sweep, rewind to, and its states there.
         self._steps = sorted({self.experiment.rewind.step, *training.states} - {0})
         self._seen: dict[str, np.ndarray] = {}  # by step and name
-        run, criterion = training.path, self.experiment.prune.criterion
         # The rounds of a run are compared with each other, so all are pruned by the same definition.
-        for number in range(1, self.experiment.run.num_replicates + 1):
-            if not store.is_stored(run, number, 1):
-                continue
-            if not criteria.is_current(criterion, store.read_record(store.round_path(run, number, 1))):
-                raise LotteryError(
-                    f"The rounds of {str(run)!r} were pruned by an earlier definition of {criterion}, so more would "
-                    "not belong to them; start a run of another name."
-                )
-
-    def missing(self, last: int) -> range:
-        """List the rounds that are not stored yet."""
-        return range(len(store.complete_rounds(self.training.path, self.replicate)), last + 1)
+        run, criterion = training.path, self.experiment.prune.criterion
+        stored = [
+            store.round_path(run, number, 1)
+            for number in store.replicates(run, self.experiment)
+            if store.is_stored(run, number, 1)
+        ]
+        if not all(criteria.is_current(criterion, store.read_record(folder)) for folder in stored):
+            raise LotteryError(
+                f"The rounds of {str(run)!r} were pruned by an earlier definition of {criterion}, so more would not "
+                "belong to them; start a run of another name."
+            )
 
     def source(self, number: int) -> Source:
         """Return what a round scores and prunes: the round before, or the dense network."""
@@ -76,7 +72,8 @@ class Chain:
 
     def scores(self, number: int, source: Source) -> dict[str, np.ndarray]:
         """Score the weights that a round is about to prune."""
-        prepared, network = self.training.prepared, None
+        prepared = self.training.prepared
+        network = None
         if not plan.is_repeatable(self.experiment.prune):
             network = building.scoring_network(prepared, self.replicate)
             # Such criteria look at the network as it is before training, whatever the round before has trained.
@@ -88,11 +85,13 @@ class Chain:
 
     def rewound(self, number: int, source: Source, masks: Masks) -> dict[str, np.ndarray]:
         """Return the variables that a round starts from under its masks, every masked entry at its held value."""
-        mode, held_at = self.experiment.rewind.mode, self.experiment.prune.held_at
-        start = self._rewind_state()
-        at_initial = mask_actions.at_initial(held_at, start, source.scored, source.masks, source.before)
-        rng = rewinding.rng_for(self.experiment.run.seed, self.replicate, number)
-        return rewinding.rewound(mode, start, source.before, masks, rng, mask_actions.values(at_initial, start))
+        experiment, start = self.experiment, self._rewind_state()
+        at_initial = mask_actions.at_initial(
+            experiment.prune.held_at, start, source.scored, source.masks, source.before
+        )
+        held_at = mask_actions.values(at_initial, start)
+        rng = rewinding.rng_for(experiment.run.seed, self.replicate, number)
+        return rewinding.rewound(experiment.rewind.mode, start, source.before, masks, rng, held_at)
 
     def train(self, number: int, start: Weights, masks: Masks) -> Trained:
         """Train the network of a round; of the dense one, states on the way are kept for `store`."""
@@ -101,17 +100,17 @@ class Chain:
             return lambda state: self._seen.update({f"{step}/{name}": value for name, value in state.items()})
 
         # What is kept is a part of every checkpoint: a training that resumes does not see earlier steps again.
-        span, watch = Span(), Watch({step: keeping(step) for step in self._steps}, self._seen)
-        if number:
-            rewind, num_steps = self.experiment.rewind, self.experiment.train.num_steps
-            schedule_step = rewinding.schedule_step(rewind.mode, rewind.step, num_steps, number)
-            budget = None
-            if rewinding.REWINDS[rewind.mode].trains_again:
-                dense = store.read_record(store.round_path(self.training.path, self.replicate, 0))
-                budget = dense["early_stop_step"]
-            span, watch = Span(rewind.step, schedule_step=schedule_step, budget=budget), None
+        watch = Watch({step: keeping(step) for step in self._steps}, self._seen)
         network = NetworkId(self.replicate, number)
-        return network_training.train_network(self.training, network, start, masks, span, watch)
+        if not number:
+            return network_training.train_network(self.training, network, start, masks, watch=watch)
+        rewind, num_steps = self.experiment.rewind, self.experiment.train.num_steps
+        schedule_step = rewinding.schedule_step(rewind.mode, rewind.step, num_steps, number)
+        budget = None
+        if rewinding.REWINDS[rewind.mode].trains_again:
+            budget = store.read_record(store.round_path(self.training.path, self.replicate, 0))["early_stop_step"]
+        span = Span(rewind.step, schedule_step=schedule_step, budget=budget)
+        return network_training.train_network(self.training, network, start, masks, span)
 
     def store(self, number: int, trained: Trained, thresholds: Mapping[str, float | None]) -> None:
         """Store the network of a round; before the dense one, its states at the steps that runs rewind to."""

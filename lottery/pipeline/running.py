@@ -1,14 +1,19 @@
-"""An experiment from its file to its last round: new, resumed, or found complete."""
+"""An experiment from its file to its last round: its run is begun, resumed, or found complete."""
 
+import contextlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lottery import config, formatting
-from lottery.pipeline import dispatch, environment, onednn, opening, worker
-from lottery.pipeline.prepared import NOTHING_PASSED, Ingredients, with_functions
+from lottery import config, data, formatting
+from lottery.errors import LotteryError
+from lottery.pipeline import agreement, dispatch, environment, onednn, preparing, worker
+from lottery.pipeline.prepared import NOTHING_PASSED, Ingredients, Prepared, with_functions
 from lottery.pipeline.session import Execution
-from lottery.runs import store
+from lottery.runs import store, verification
+from lottery.statistics import metric
+from lottery.training.records import accuracy_among
 
 
 def run(
@@ -27,26 +32,27 @@ def run(
     experiment = config.load({} if source is None and has_objects else source, overrides)
     experiment = with_functions(experiment, ingredients)
     with execution.started() as session:
-        prepared, path = None, store.run_path(out, experiment)
+        path = store.run_path(out, experiment)
+        prepared = None
         if has_objects or ingredients.are_observed(experiment):
             # These come first: TensorFlow is imported, and begins to compute, when the model is built.
             like = environment.of_like_run(out, experiment)
             onednn.begin(like, () if ingredients.model else [experiment.model.name])
             environment.begin_threads(experiment, like.get("num_threads", 0))
-            path, prepared, compared = opening.located(out, experiment, ingredients)
+            path, prepared, compared = located(out, experiment, ingredients)
             session.note(*compared)
             experiment = prepared.experiment
+        experiments = {path: experiment}
         if store.is_complete(path, experiment):
-            opening.check_complete(path, experiment)
-            session = session.writing({path: experiment})  # it was killed after its last round, or run without
+            check_complete(path, experiment)
+            session = session.writing(experiments)  # it was killed after its last round, or run without
             session.note(f"{path} is complete.")
             return path
-        prepared = opening.open_run(session.stack, path, experiment, ingredients, prepared=prepared)
-        jobs = [job for job in dispatch.wanted(path, experiment) if not store.is_stored(path, *job.network)]
-        session.note(*prepared.notes, *opening.too_fine(prepared, tolerance), _size(path, experiment))
-        session = session.writing({path: experiment})
+        prepared = open_run(session.stack, path, experiment, ingredients, prepared=prepared)
+        session.note(*prepared.notes, *too_fine(prepared, tolerance), _size(path, experiment))
         recipes = {path: worker.recipe(path, experiment, ingredients, execution.checkpoint_every)}
-        dispatch.carry_out(recipes, jobs, session, {path: prepared})
+        jobs = [job for job in dispatch.wanted(experiments) if not job.is_stored]
+        dispatch.carry_out(recipes, jobs, session.writing(experiments), {path: prepared})
     return path
 
 
@@ -57,3 +63,87 @@ def _size(path: Path, experiment: config.Experiment) -> str:
     if not stored:
         return f"{size}."
     return f"{size}, of which {stored:,} {'are' if stored > 1 else 'is'} stored."
+
+
+def located(
+    out: str | Path, experiment: config.Experiment, ingredients: Ingredients
+) -> tuple[Path, Prepared, list[str]]:
+    """Prepare a run with objects of the caller's, which are a part of its experiment, and so decide its folder.
+
+    Returns the folder, which may not exist yet, and with other versions may have another digest; the run, prepared; and
+    sentences that a person should read.
+    """
+    prepared = preparing.prepare(experiment, ingredients)
+    experiment, observe = prepared.experiment, prepared.observe
+    path = store.run_path(out, experiment)
+    notes: list[str] = []
+    if path.exists():
+        return path, prepared, []
+    # Other versions may make other operations of the same model, and so another digest: the settings tell a run.
+    for other in store.runs(out):
+        try:
+            like, recorded = store.read_experiment(other), store.read_environment(other)
+        except LotteryError:  # a damaged run is another matter
+            continue
+        if not recorded or not agreement.are_alike(like, experiment):
+            continue
+        if not agreement.is_observed(recorded):
+            notes.append(
+                f"{other} has the same settings, but an earlier version of lottery stored it, which did not observe "
+                "what models compute; this is a new run."
+            )
+        elif elsewhere := agreement.other_environment(recorded, observe()):
+            if said := agreement.same_but_for_rounding(other, experiment, recorded, observe(), elsewhere):
+                return other, replace(prepared, experiment=like), [said]
+            notes.append(
+                f"{other} has the same settings, but started with {elsewhere}, and what its model and functions "
+                "compute differs here; this is a new run."
+            )
+    return path, prepared, notes
+
+
+def open_run(
+    stack: contextlib.ExitStack,
+    path: Path,
+    experiment: config.Experiment,
+    ingredients: Ingredients,
+    num_threads: int = 0,
+    prepared: Prepared | None = None,
+    transfer: config.Experiment | None = None,
+) -> Prepared:
+    """Open a run until `stack` closes, or begin it; nothing is written before everything is seen to fit.
+
+    A new run has `num_threads`, or a number that is chosen for 0. With `transfer`, this experiment on other data is
+    prepared in place of the run's, and has no notes.
+    """
+    existed = path.exists()
+    if existed:  # it is locked before it is read, so that no other process writes what is compared
+        stack.enter_context(store.opened(path, experiment))
+        verification.refuse_damaged(path, experiment)
+    recorded = store.read_environment(path)
+    # Before anything is computed: TensorFlow cannot change its number of threads after.
+    onednn.begin(recorded, [experiment.model.name])
+    num_threads = environment.begin_threads(experiment, recorded.get("num_threads", num_threads))
+    prepared = prepared or preparing.prepare(transfer or experiment, ingredients)
+    if transfer:
+        return replace(prepared, notes=())
+    # What does not fit has been refused by now, and leaves no folder behind.
+    if not existed:
+        stack.enter_context(store.opened(path, experiment))
+    said = environment.record(path, experiment, prepared, num_threads)
+    said += agreement.agreed(path, experiment, prepared.experiment, prepared.observe)
+    return replace(prepared, experiment=experiment, notes=(*prepared.notes, *said))
+
+
+def check_complete(path: Path, experiment: config.Experiment) -> None:
+    """Raise `LotteryError` if a complete run is damaged, or the file of its data has changed."""
+    verification.refuse_damaged(path, experiment)
+    if experiment.data.path and Path(experiment.data.path).exists():
+        environment.check_data(path, data.load(experiment.data).fingerprint)
+
+
+def too_fine(prepared: Prepared, tolerance: float | None) -> list[str]:
+    """Warn if a tolerance of accuracy is finer than one test example. Of a stream the number of examples is unknown."""
+    model, test_logs = prepared.trainer.model, prepared.trainer.loop.examined.test_logs
+    measured = accuracy_among(test_logs or tuple(model.get_metrics_result()))
+    return metric.too_fine(tolerance, prepared.data.num_examples("test") if measured else 0)

@@ -31,6 +31,7 @@ class Execution:
         elif self.workers is not None and (type(self.workers) is not int or self.workers < 1):
             raise LotteryError(f"workers must be a whole number from 1, None or a Ray, not {self.workers!r}.")
         with contextlib.ExitStack() as stack:
+            # Models draw from generators of the whole process, in which the caller may draw, too.
             stack.enter_context(randomness.put_back())
             on_event = self.on_event or stack.enter_context(progress.shown())
             should_stop = self.should_stop or stack.enter_context(interrupts.listening())

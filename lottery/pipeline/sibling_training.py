@@ -21,11 +21,9 @@ from lottery.training.records import Span
 
 
 def trained(training: Training, wanted: Sequence[Siblings]) -> Iterator[Siblings]:
-    """Yield all siblings, each pair when both are stored; what is missing is trained.
+    """Yield all siblings, each pair when both are stored; what is missing is trained, into the folder of siblings.
 
-    Args:
-        training: Of the folder of siblings.
-        wanted: The pairs, those of a replicate one after the other.
+    The pairs that are `wanted` come by replicate.
     """
     for own in _by_replicate(wanted):
         if _missing_steps(own):
@@ -73,17 +71,16 @@ def _missing_steps(own: Sequence[Siblings]) -> list[int]:
     return sorted({pair.step for pair in own if not pair.state_file.exists()})
 
 
-def spans_of(wanted: Sequence[Siblings]) -> dict[NetworkId, tuple[int, int]]:
+def spans_of(wanted: Sequence[Siblings]) -> dict[progress.Key, tuple[int, int]]:
     """Give the first and last step of each network to train: dense networks up to the last missing step, siblings."""
-    spans: dict[NetworkId, tuple[int, int]] = {}
+    spans: dict[progress.Key, tuple[int, int]] = {}
     for own in _by_replicate(wanted):
-        missing = _missing_steps(own)
-        if missing:
-            spans[NetworkId(own[0].replicate, 0, f"to_step_{missing[-1]}")] = 0, missing[-1]
+        if missing := _missing_steps(own):
+            spans[siblings.folder(own[0].run), own[0].replicate, 0, f"to_step_{missing[-1]}"] = 0, missing[-1]
     for pair in wanted:
-        last = pair.experiment.train.num_steps
         for order in pair.missing():
-            spans[NetworkId(pair.replicate, pair.round, pair.branch(order))] = pair.step, last
+            key = (siblings.folder(pair.run), pair.replicate, pair.round, pair.branch(order))
+            spans[key] = pair.step, pair.experiment.train.num_steps
     return spans
 
 
@@ -120,7 +117,7 @@ def _store_states(training: Training, own: Sequence[Siblings]) -> None:
 
 def _train(training: Training, pair: Siblings, order: int) -> None:
     """Train and store a sibling."""
-    settings, replicate, step = pair.experiment, pair.replicate, pair.step
+    replicate, step = pair.replicate, pair.step
     state = files.read_arrays(pair.state_file)
     digest = weights.fingerprint(state)
     for folder in siblings.networks_from(pair.run, replicate, step):
@@ -128,12 +125,14 @@ def _train(training: Training, pair: Siblings, order: int) -> None:
             raise LotteryError(
                 f"{str(folder)!r} started from other weights than those of step {step} of replicate {replicate}."
             )
-    kept, network = pair.pruned.masks, NetworkId(replicate, pair.round, pair.branch(order))
+    kept = pair.pruned.masks
+    network = NetworkId(replicate, pair.round, pair.branch(order))
     start = masks.apply(pair.start(order, state), kept, pair.pruned.held_at)
-    words = siblings.seed_words(settings, replicate, order)
+    words = siblings.seed_words(pair.experiment, replicate, order)
     own = _with_noise(training, pair, order)
     trained = network_training.train_network(own, network, start, kept, Span(step), words=words)
-    about = {"order": order, "first_step": step, "last_step": settings.train.num_steps, "step_sha256": digest}
+    last = pair.experiment.train.num_steps
+    about = {"order": order, "first_step": step, "last_step": last, "step_sha256": digest}
     network_training.store_network(training, network, trained, {**about, "thresholds": dict.fromkeys(kept)})
 
 

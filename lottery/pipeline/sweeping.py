@@ -2,20 +2,30 @@
 
 import dataclasses
 import itertools
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lottery import config, interrupts
+from lottery import config, files, interrupts, weights
 from lottery.errors import LotteryError
-from lottery.pipeline import dispatch, environment, onednn, opening, presets, shared_prefix, worker
+from lottery.executors.scheduler import Job
+from lottery.pipeline import dispatch, environment, onednn, presets, running, worker
 from lottery.pipeline.prepared import Ingredients
 from lottery.pipeline.session import Execution, Session
+from lottery.pruning import plan
 from lottery.runs import store
+from lottery.runs.store import NetworkId
+from lottery.runs.stored import StoredRound
 
 # Keys that a grid may not change: each value would be another sweep.
 FIXED = ("sweep", "run.num_threads")
+OF_THE_WHOLE = ("num_replicates", "controls", "control_rounds")  # keys that do not decide how a network is trained
+# Keys of the environment that bits depend on.
+COMPUTED_WITH = ("data_sha256", "num_threads", "num_devices", "onednn", "python", "versions", "processor")
+
+Experiments = Mapping[Path, config.Experiment]  # by the folder of the run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,24 +86,34 @@ def sweep(
     A test set that cannot resolve `tolerance` is reported before training. For `import_code`, see
     `lottery.models.networks.builder`.
     """
-    found, ingredients = points(source, overrides), Ingredients(import_code=import_code)
+    found = points(source, overrides)
+    ingredients = Ingredients(import_code=import_code)
     with execution.started() as session:
         experiments = {}
         for point in found:
-            path, experiment, compared = _completed(out, point.settings, ingredients)
+            path, experiment = store.run_path(out, point.settings), point.settings
+            if ingredients.have_own_model(experiment):  # its settings alone do not tell its run
+                environment.begin_threads(experiment)
+                path, prepared, compared = running.located(out, experiment, ingredients)
+                experiment = prepared.experiment
+                session.note(*compared)
             experiments[path] = experiment
-            session.note(*compared)
         _open(experiments, ingredients, session, tolerance)
-        networks = [job for path, experiment in experiments.items() for job in dispatch.wanted(path, experiment)]
-        missing = [job for job in networks if not store.is_stored(job.run, *job.network)]
-        copies = shared_prefix.same(networks, experiments)
-        states = shared_prefix.states(copies, experiments)
+        networks = dispatch.wanted(experiments)
+        missing = [job for job in networks if not job.is_stored]
+        copies = _same(networks, experiments)
+        wanted = _states(copies, experiments)
         session.note(_size(len(experiments), len(missing), len(copies)))
         recipes = {
-            path: worker.recipe(path, experiment, ingredients, execution.checkpoint_every, states.get(path, ()))
+            path: worker.recipe(path, experiment, ingredients, execution.checkpoint_every, wanted.get(path, ()))
             for path, experiment in experiments.items()
         }
-        dispatch.carry_out(recipes, missing, session.writing(experiments), copies=copies)
+
+        def copy(job: Job) -> None:
+            _copy_network(job, copies[job], experiments[job.run])
+            session.note(f"{job} of {job.run} is copied from {copies[job].run}.")
+
+        dispatch.carry_out(recipes, missing, session.writing(experiments), copies=copies, copy=copy)
         session.writing({job.run: experiments[job.run] for job in copies})  # copied networks had no events
     return list(experiments)
 
@@ -116,11 +136,11 @@ def _open(
             session.note(f"{path}: experiment {number} of {len(experiments)} is prepared.")
         if store.is_complete(path, experiment):
             session.stack.enter_context(store.opened(path, experiment))
-            opening.check_complete(path, experiment)
+            running.check_complete(path, experiment)
         else:
-            prepared = opening.open_run(session.stack, path, experiment, ingredients, num_threads)
+            prepared = running.open_run(session.stack, path, experiment, ingredients, num_threads)
             session.note(*(f"{path}: {note}" for note in prepared.notes))
-            warnings = {*opening.too_fine(prepared, tolerance)} - warned  # once for all that share the data
+            warnings = {*running.too_fine(prepared, tolerance)} - warned  # once for all that share the data
             session.note(*warnings)
             warned |= warnings
         if signal := session.should_stop():
@@ -135,18 +155,100 @@ def _size(num_experiments: int, num_missing: int, num_copies: int) -> str:
     return f"{num_experiments} experiments: {num_missing - num_copies} networks are to be trained{shared}."
 
 
-def _completed(
-    out: str | Path, experiment: config.Experiment, ingredients: Ingredients
-) -> tuple[Path, config.Experiment, list[str]]:
-    """Complete an experiment with what a model of the user's decides; return its folder, and sentences to read."""
-    if not ingredients.have_own_model(experiment):
-        return store.run_path(out, experiment), experiment, []
-    environment.begin_threads(experiment)
-    path, prepared, notes = opening.located(out, experiment, ingredients)
-    return path, prepared.experiment, notes
-
-
 def _name(name: str, chosen: Mapping[str, Any]) -> str:
     """Name an experiment by what is different, as far as a folder's name can."""
     words = [name, *(f"{key.rpartition('.')[2]}-{value}" for key, value in chosen.items())]
     return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(words))[:100].rstrip(".-_")
+
+
+# Networks that several experiments share: trained for the first, copied for the others.
+
+
+def _prefix(experiment: config.Experiment, recorded: Mapping[str, Any], number: int) -> str:
+    """Write down everything that decides the bits of a round's networks and branches, as a text to compare."""
+    tables = experiment.model_dump(mode="json")
+    decides: dict[str, Any] = {key: tables[key] for key in ("data", "model", "train")}
+    decides["run"] = {key: value for key, value in tables["run"].items() if key not in OF_THE_WHOLE}
+    decides["environment"] = {key: recorded.get(key) for key in COMPUTED_WITH}
+    if number:  # pruning and rewinding do not decide round 0
+        prune = tables["prune"]
+        if plan.is_open_ended(experiment.prune):  # later rounds do not decide this one
+            prune |= {"densities": prune["densities"][:number], "num_rounds": number}
+        decides |= {"prune": prune, "rewind": tables["rewind"]}
+    return json.dumps(decides, sort_keys=True)
+
+
+def _same(networks: Sequence[Job], experiments: Experiments) -> dict[Job, Job]:
+    """Find the networks that need not be trained, each with its original, among all networks, stored or not."""
+    environments = {run: store.read_environment(run) for run in experiments}
+    originals: dict[tuple[str, NetworkId], list[Job]] = {}
+    copies = {}
+    # Those that are stored come first, so that they are the originals.
+    for job in sorted(networks, key=lambda job: not job.is_stored):
+        text = _prefix(experiments[job.run], environments[job.run], job.network.round)
+        alike = originals.setdefault((text, job.network), [])
+        useful = next((other for other in alike if _has_state(job, other, experiments)), None)
+        if useful and not job.is_stored:
+            copies[job] = useful
+        else:
+            alike.append(job)
+    return copies
+
+
+def _has_state(job: Job, original: Job, experiments: Experiments) -> bool:
+    """Return True if the weights that a network's run rewinds to are, or will be, stored with the original."""
+    step, replicate = experiments[job.run].rewind.step, original.network.replicate
+    if job.network.round or step in (0, experiments[original.run].rewind.step):
+        return True
+    if not original.is_stored:
+        return True
+    return store.state_path(original.run, replicate, step).exists()
+
+
+def _states(copies: Mapping[Job, Job], experiments: Experiments) -> dict[Path, tuple[int, ...]]:
+    """List by run the steps of its dense networks that other runs rewind to."""
+    wanted: dict[Path, set[int]] = {}
+    for job, original in copies.items():
+        step = experiments[job.run].rewind.step
+        if not job.network.round and step not in (0, experiments[original.run].rewind.step):
+            wanted.setdefault(original.run, set()).add(step)
+    return {run: tuple(sorted(steps)) for run, steps in wanted.items()}
+
+
+def _copy_network(job: Job, original: Job, experiment: config.Experiment) -> None:
+    """Copy a complete network into the run of another `experiment`, with the start weights of its replicate."""
+    store.check_there(job.run)
+    network = StoredRound(original.run, *original.network)
+    # The checksums come last in a record, so that a copy has the bytes of a network that is trained in its place.
+    record = {key: value for key, value in network.record.items() if key not in ("sha256", "record_sha256")}
+    sums = network.record["sha256"]
+    # Every file that the original has is read, whole, before anything is stored.
+    contents = {name: store.read_checked(network.folder / name, sums[name]) for name in sums}
+    if not network.round:
+        # The other run may rewind to another step: the state of that step has its own checksum.
+        record.pop("rewind_sha256", None)
+        record |= _copy_starts(job, network, experiment.rewind.step)
+    folder = store.round_path(job.run, *job.network)
+    for name, content in contents.items():
+        files.write(folder / name, content)
+    store.write_record(folder / "round.json", {**record, "sha256": sums})  # last of all: the network is complete
+    store.clear_checkpoints(folder)
+
+
+def _copy_starts(job: Job, network: StoredRound, step: int) -> dict[str, str]:
+    """Copy the initial weights of a replicate, and its state at the rewind step; return what the record says of it."""
+    run, replicate = network.run, network.replicate
+    files.write(store.start_path(job.run, replicate), files.read(store.start_path(run, replicate)))
+    if not step:
+        return {}
+    if store.read_experiment(run).rewind.step == step:
+        source = store.start_path(run, replicate, step)
+        recorded = network.record.get("rewind_sha256")
+    else:
+        source = store.state_path(run, replicate, step)
+        recorded = files.read_metadata(source).get("sha256")
+    state = files.read_arrays(source)
+    if recorded is None or weights.fingerprint(state) != recorded:
+        raise LotteryError(f"{str(source)!r} is damaged: its checksum differs from the record.")
+    files.write(store.start_path(job.run, replicate, step), files.pack_arrays(state))
+    return {"rewind_sha256": recorded}

@@ -46,7 +46,8 @@ def observing(
 
     Events are passed on to `on_event`. After an error, of which it gets one note, nothing more is written.
     """
-    board, working = _Board(run, experiment), True
+    board = _Board(run, experiment)
+    working = True
 
     def attempt(function: Callable[..., None], *arguments: Any) -> None:
         nonlocal working
@@ -98,7 +99,8 @@ class _Board:
 
     def write_evaluation(self, event: progress.Evaluated) -> None:
         """Add a point to the curves of a split; the first after a start or a resume begins them again."""
-        place, step = self._place(vars(event)), event.row[0]
+        place = self._place(vars(event))
+        step = event.row[0]
         if event.first:
             self._begin_curves(place, step)
         self._add_point(place, event.row, step, time.time())
@@ -119,7 +121,9 @@ class _Board:
             self._close_curves(place)
 
     def _write_curves(self, record: Mapping[str, Any]) -> None:
-        place, rows, ended = self._place(record), store.read_metrics(self._stored(record)), self._ended(record)
+        place = self._place(record)
+        ended = self._ended(record)
+        rows = store.read_metrics(self._stored(record))
         first, last = rows[0][0], rows[-1][0]
         pace = record["seconds"] / max(last - first, 1)  # seconds of a step, to estimate when it was
         self._begin_curves(place, first)

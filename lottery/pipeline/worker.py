@@ -9,24 +9,15 @@ from typing import Any
 
 from lottery import config, interrupts, progress
 from lottery.errors import LotteryError
-from lottery.executors.executor import Job
-from lottery.pipeline import (
-    agreement,
-    branch_training,
-    environment,
-    mask_training,
-    network_training,
-    onednn,
-    preparing,
-    rounds,
-)
+from lottery.executors.scheduler import Job
+from lottery.pipeline import agreement, branch_training, environment, network_training, onednn, preparing, rounds
 from lottery.pipeline.network_training import Training
 from lottery.pipeline.prepared import Ingredients, Prepared
 from lottery.pruning import branches
 from lottery.runs import store
 from lottery.training.checkpoints import CheckpointInterval
 
-MOST_OPEN = 3
+MOST_OPEN = 3  # runs, each with its model and its data in memory
 
 
 @dataclass(frozen=True)
@@ -55,15 +46,8 @@ def recipe(
     """Collect what it takes to train networks of a run that is open."""
     # What the run began with, whatever this process would choose.
     recorded = store.read_environment(path)
-    return Recipe(
-        path=path,
-        experiment=experiment,
-        num_threads=recorded["num_threads"],
-        data_sha256=recorded["data_sha256"],
-        ingredients=ingredients,
-        every=every,
-        states=states,
-    )
+    num_threads, data_sha256 = recorded["num_threads"], recorded["data_sha256"]
+    return Recipe(path, experiment, num_threads, data_sha256, ingredients, every=every, states=states)
 
 
 @dataclass
@@ -87,42 +71,44 @@ class Worker:
             rounds.train_chain(training, network.replicate, network.round)
         else:
             branch = recipe.branch or branches.BRANCHES[network.branch].function
-            branch_training.train_branch(training, network, branch, mask_training.learned, recipe.details)
+            branch_training.train_branch(training, network, branch, recipe.details)
 
     def close(self) -> None:
         """Stop enforcing masks."""
         while self._open:
-            self._open.popitem()[1].prepared.trainer.close()
+            self._close_first()
 
     def _training(self, recipe: Recipe, replicate: int) -> Training:
-        """Return a run that is open for training; it becomes the last that the worker would close."""
-        training = self._open.pop(recipe.path, None) or self._opened(recipe, replicate)
-        self._open[recipe.path] = training
+        """Return a run that is open for training; of several, the one that was used longest ago is closed."""
+        training = self._open.pop(recipe.path, None)
+        if training is None:
+            while len(self._open) >= MOST_OPEN:
+                self._close_first()
+            recorded = store.read_environment(recipe.path)
+            onednn.begin(recorded)
+            environment.use_threads(recipe.num_threads)
+            for sentence in onednn.notes(recorded):
+                self.on_event(progress.Note(sentence))
+            # What this process has prepared already serves once; whatever is closed is prepared anew.
+            prepared = self.prepared.pop(recipe.path, None) or _prepared(recipe, replicate)
+            environment.check_devices(recipe.path, prepared.trainer.model)
+            if recipe.away:
+                for difference in environment.differences(recorded):
+                    self.on_event(progress.Note(f"{platform.node()} computes with {difference}, so bits may differ."))
+            on_event = network_training.while_there(recipe.path, self.on_event)
+            every = recipe.every or CheckpointInterval()
+            training = Training(recipe.path, prepared, on_event, every, self.should_stop, recipe.states)
+        self._open[recipe.path] = training  # the last that would be closed
         return training
 
-    def _opened(self, recipe: Recipe, replicate: int) -> Training:
-        """Open a run for training; of several, the one that was used longest ago is closed."""
-        while len(self._open) >= MOST_OPEN:
-            self._open.pop(next(iter(self._open))).prepared.trainer.close()
-        recorded = store.read_environment(recipe.path)
-        onednn.begin(recorded)
-        environment.use_threads(recipe.num_threads)
-        for sentence in onednn.notes(recorded):
-            self.on_event(progress.Note(sentence))
-        prepared = self.prepared.pop(recipe.path, None) or _prepared(recipe, replicate)
-        environment.check_devices(recipe.path, prepared.trainer.model)
-        if recipe.away:
-            for difference in environment.differences(recorded):
-                self.on_event(progress.Note(f"{platform.node()} computes with {difference}, so bits may differ."))
-        on_event = network_training.while_there(recipe.path, self.on_event)
-        every = recipe.every or CheckpointInterval()
-        return Training(recipe.path, prepared, on_event, every, self.should_stop, recipe.states)
+    def _close_first(self) -> None:
+        self._open.pop(next(iter(self._open))).prepared.trainer.close()
 
 
 def trainer(
     recipes: Mapping[Path, Recipe], on_event: progress.OnEvent, should_stop: interrupts.ShouldStop
 ) -> Callable[[Job], None]:
-    """Make a function that trains one network in this process; see `lottery.executors.executor.Initializer`."""
+    """Make a function that trains one network in this process; see `lottery.executors.scheduler.Initializer`."""
     return Worker(recipes, on_event, should_stop).train
 
 

@@ -19,8 +19,7 @@ import lottery
 from lottery import config, files, progress
 from lottery.cli import options
 from lottery.errors import LotteryError, StorageError
-from lottery.executors import executor
-from lottery.executors.executor import Job
+from lottery.executors import scheduler
 from lottery.executors.ray import (
     Attempt,
     Ray,
@@ -34,6 +33,7 @@ from lottery.executors.ray import (
     _Worker,
     joined,
 )
+from lottery.executors.scheduler import Job
 from lottery.pipeline import worker
 from lottery.runs import store
 from lottery.training import checkpoints
@@ -183,7 +183,7 @@ def test_a_private_cluster_has_the_priority_of_other_programs(monkeypatch):
 
 def test_what_cannot_be_sent_is_refused_in_a_sentence():
     with pytest.raises(LotteryError, match="cannot be sent to another process"):
-        executor.pickled(x for x in ())
+        scheduler.pickled(x for x in ())
 
 
 # The shared folder.
@@ -306,11 +306,11 @@ def test_what_has_died_is_lost_and_what_has_failed_is_not():
     errors = pytest.importorskip("ray").exceptions
     for error in (errors.WorkerCrashedError(), errors.NodeDiedError("gone"), errors.OutOfMemoryError("full"),
                   errors.ObjectLostError("00" * 28, None, "")):  # fmt: skip
-        assert isinstance(_meaning(error), executor.Lost)
+        assert isinstance(_meaning(error), scheduler.Lost)
     failed = errors.RayTaskError("train", "...", LotteryError("The loss is not finite."))
     assert str(_meaning(failed)) == "The loss is not finite."
     assert _meaning(errors.TaskCancelledError()) is None
-    assert isinstance(_meaning(errors.RayTaskError("train", "", errors.WorkerCrashedError())), executor.Lost)
+    assert isinstance(_meaning(errors.RayTaskError("train", "", errors.WorkerCrashedError())), scheduler.Lost)
 
 
 def test_a_node_with_other_data_fails_and_one_with_another_processor_says_so(small_run, tmp_path):

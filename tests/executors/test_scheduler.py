@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lottery import interrupts, progress
 from lottery.errors import LotteryError, StorageError
 from lottery.executors import scheduler
-from lottery.executors.executor import Executor, Job, Lost
+from lottery.executors.scheduler import Executor, Job, Lost
 from lottery.runs.store import NetworkId
 
 RUN = Path("run")

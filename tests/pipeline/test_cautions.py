@@ -9,7 +9,7 @@ import lottery
 from lottery import data
 from lottery.config import Data
 from lottery.errors import LotteryError
-from lottery.pipeline import cautions
+from lottery.pipeline import checks
 from tests.conftest import keep_graphs, quietly
 
 LOGITS, PROBABILITIES, PIXELS = "returns logits", "returns probabilities", "as pixels do"
@@ -39,7 +39,7 @@ def network(library, activation=None, units=3, first=()):
 def found(model, loss, passed):
     model.compile("sgd", loss)
     loaded = data.given(passed, Data())
-    return " ".join(cautions.found(model, loaded, loaded.train.x[:16]))
+    return " ".join(checks.cautions(model, loaded, loaded.train.x[:16]))
 
 
 @pytest.mark.parametrize("library", [keras, tf_keras])

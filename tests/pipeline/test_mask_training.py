@@ -148,7 +148,7 @@ def test_the_trainer_of_scores_computes_what_the_stored_network_computes(trained
     prepared = preparing.prepare(store.read_experiment(path), Ingredients(build, arrays()))
     training = network_training.Training(path, prepared, quietly)
     network = store.NetworkId(1, 2, name)
-    branch_training.train_branch(training, network, branches.BRANCHES[name].function, mask_training.learned)
+    branch_training.train_branch(training, network, branches.BRANCHES[name].function)
     stored, learner = of(path, name), mask_training.learner(prepared, branches.BRANCHES[name].learns)
     x = prepared.data.test.x
     scored = np.asarray(learner.trainer.model(x, training=False))

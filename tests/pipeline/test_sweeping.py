@@ -8,7 +8,7 @@ import pytest
 import lottery
 from lottery import config, files, progress
 from lottery.errors import LotteryError
-from lottery.pipeline import shared_prefix, sweeping
+from lottery.pipeline import sweeping
 from lottery.runs import store, verification
 from lottery.statistics import results
 from tests.conftest import SMALL, contents, quietly
@@ -127,25 +127,21 @@ def test_what_decides_a_network():
         for key, value in changes:
             section, _, name = key.rpartition(".")
             other = config.load(TABLES, {section: {name: value}} if section else {name: value})
-            same = [
-                shared_prefix.prefix(base, here, index) == shared_prefix.prefix(other, here, index)
-                for index in (0, 1, 2)
-            ]
+            same = [sweeping._prefix(base, here, index) == sweeping._prefix(other, here, index) for index in (0, 1, 2)]
             assert same == {"nothing": [True] * 3, "pruned": [True, False, False], "dense": [False] * 3}[kind], key
     short, long = (
         config.load({**TABLES, "prune": {"granularity": "n_of_m", "n_of_m": [1, 4], "num_rounds": num}})
         for num in (1, 3)
     )  # of one round, or of three that each prune an entry of four
-    assert shared_prefix.prefix(short, here, 0) == shared_prefix.prefix(long, here, 0)
-    assert shared_prefix.prefix(short, here, 1) != shared_prefix.prefix(long, here, 1)
-    for key in shared_prefix.COMPUTED_WITH:
-        assert shared_prefix.prefix(base, here, 0) != shared_prefix.prefix(base, here | {key: "another"}, 0), key
+    assert sweeping._prefix(short, here, 0) == sweeping._prefix(long, here, 0)
+    assert sweeping._prefix(short, here, 1) != sweeping._prefix(long, here, 1)
+    for key in sweeping.COMPUTED_WITH:
+        assert sweeping._prefix(base, here, 0) != sweeping._prefix(base, here | {key: "another"}, 0), key
     one, other = (
         {**TABLES, "prune": {"schedule": "explicit", "densities": each}} for each in ([0.5, 0.2], [0.5, 0.3, 0.1])
     )
     assert [
-        shared_prefix.prefix(config.load(one), here, k) == shared_prefix.prefix(config.load(other), here, k)
-        for k in (0, 1, 2)
+        sweeping._prefix(config.load(one), here, k) == sweeping._prefix(config.load(other), here, k) for k in (0, 1, 2)
     ] == [
         True,
         True,
@@ -172,8 +168,8 @@ def test_a_damaged_original_is_not_copied(small_run, tmp_path):
     shutil.copytree(small_run.path, copy)
     path = copy / "replicate-1/round-00/weights.safetensors"
     files.write(path, path.read_bytes()[:-1])
-    job, original = (lottery.executors.executor.Job(run, store.NetworkId(1, 0)) for run in (tmp_path / "other", copy))
+    job, original = (lottery.executors.scheduler.Job(run, store.NetworkId(1, 0)) for run in (tmp_path / "other", copy))
     files.write(job.run / "experiment.toml", config.dump(small_run.experiment).encode())
     with pytest.raises(LotteryError, match="is damaged"):
-        shared_prefix.copy_network(job, original, small_run.experiment)
+        sweeping._copy_network(job, original, small_run.experiment)
     assert not store.is_stored(*job[:1], *job.network)
