@@ -1,10 +1,24 @@
-"""What tickets are compared by: test accuracy, or the test loss where the model measures no accuracy."""
+"""What tickets are compared by: test accuracy, or the test loss where the model measures no accuracy.
+
+Beside it, the choice of rows that all comparisons begin with: those of the tickets, and of the dense network.
+"""
 
 import math
 from dataclasses import dataclass
 from typing import Any
 
 from lottery.formatting import formatted, number, points
+from lottery.runs.store import TICKET
+
+
+def of_tickets(rows: Any) -> Any:
+    """Return the rows of the main chain in a table that has a column ``branch``, the dense networks among them."""
+    return rows[rows["branch"] == TICKET]
+
+
+def of_dense(rows: Any) -> Any:
+    """Return the rows of the dense networks, round 0 of the main chain."""
+    return rows[(rows["branch"] == TICKET) & (rows["round"] == 0)]
 
 
 @dataclass(frozen=True)
@@ -46,9 +60,11 @@ class Metric:
 
     def value(self, value: float) -> str:
         """Format a value: an accuracy in per cent; empty for NaN."""
-        if self.is_loss or math.isnan(value):
-            return _loss(value)
-        return f"{100 * value:.2f} %"
+        if math.isnan(value):
+            return ""
+        if not self.is_loss:
+            return f"{100 * value:.2f} %"
+        return f"{value:,.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:#.4g}".removesuffix(".")
 
     def deviation(self, value: float) -> str:
         """Format a standard deviation of values, of accuracies in percentage points; empty for NaN."""
@@ -115,18 +131,10 @@ def scored(rows: Any, metric: Metric) -> Any:
     """
     if not metric.is_loss:
         return rows
-    dense = rows[(rows["branch"] == "ticket") & (rows["round"] == 0)]
-    scores = {}
-    for column in (metric.early_stop, metric.budget, metric.final):
-        unit = abs(dense[column].mean()) or math.nan
-        scores[column] = -rows[column] / unit
+    columns = [metric.early_stop, metric.budget, metric.final]
+    size = of_dense(rows)[columns].mean().abs()
+    scores = -rows[columns] / size.where(size != 0)
     return rows.assign(**scores)
-
-
-def _loss(value: float) -> str:
-    if math.isnan(value):
-        return ""
-    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:#.4g}".removesuffix(".")
 
 
 def _percent(fraction: float) -> str:

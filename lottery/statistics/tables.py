@@ -143,7 +143,7 @@ def controls(judgement: Judgement, costs: Table | None = None, only: int | None 
     values = judgement.rows.pivot(index="replicate", columns=["branch", "round"], values=metric.early_stop)
     rows, tests = [], []
     for branch in verdicts.controls(judgement.rows):
-        compared, refused = rule.compared(branch), verdicts.refused(branch, rule)
+        compared, refused = rule.compared(branch), rule.refused(branch)
         if compared and compared.takes_away and not refused:
             tests.append(f"{branch} tests {compared.takes_away}")
         for line in judgement.against(branch).to_dict("records"):
