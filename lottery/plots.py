@@ -12,7 +12,7 @@ from typing import Any, get_args
 from lottery import files
 from lottery.analysis import ANALYSES
 from lottery.errors import LotteryError, missing, printable_all, unknown
-from lottery.figures import captions, layout, sheets
+from lottery.figures import layout, sheets
 from lottery.figures import style as styles
 from lottery.figures.record import Analysis
 from lottery.grids import Table
@@ -86,8 +86,7 @@ def drawn(
         raise LotteryError(f"width must be {allowed}, not {width:g}.")
     if axis not in AXES:
         raise unknown("axis", axis, AXES)
-    _check_options(kind, options)
-    options = _with_interval(kind, style, options)
+    options = _completed(kind, style, options)
     with rc_context(sheet.settings):
         figure = sheets.new_figure(width)
         if title:
@@ -102,28 +101,19 @@ def drawn(
     return figure
 
 
-def _with_interval(kind: str, style: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Add the interval of the style sheet to the options of a kind that has one."""
-    usual = sheets.named(style).interval
-    if not usual or "interval" not in options_of(kind):
-        return options
-    return {"interval": usual} | options
-
-
 def caption(source: Table, kind: str = "accuracy", style: str = "screen", **options: Any) -> str:
     """Write the text beside a figure: what it shows, of how many replicates, and what bars or bands are.
 
     See `drawn` for arguments and errors. It draws nothing.
     """
-    _figure(kind)
-    _check_options(kind, options)
+    options = _completed(kind, style, options)
     text = ANALYSES[kind].caption or ANALYSES[kind].help
-    return text if isinstance(text, str) else text(source, **_with_interval(kind, style, options))
+    return text if isinstance(text, str) else text(source, **options)
 
 
 def latex_caption(source: Table, kind: str = "accuracy", style: str = "screen", **options: Any) -> str:
     r"""Write the text of `caption` as a LaTeX ``\caption{...}``."""
-    return captions.latex(caption(source, kind, style, **options))
+    return sheets.latex(caption(source, kind, style, **options))
 
 
 def svg(source: Table, kind: str = "accuracy", title: str = "", **options: Any) -> str:
@@ -173,11 +163,13 @@ _WIDEST = 40  # inches
 AXES = ("fraction", "percent")  # what the axes of densities and accuracies are labelled in
 
 
-def _check_options(kind: str, options: dict[str, Any]) -> None:
-    """Raise `LotteryError` if the function of a kind does not know an option."""
+def _completed(kind: str, style: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Add the interval of the style sheet to the options of a kind that has one; refuse options that it lacks."""
+    known, usual = options_of(kind), sheets.named(style).interval
     for option in options:
-        if option not in options_of(kind):
-            raise missing(f"{kind} has no option", option, options_of(kind))
+        if option not in known:
+            raise missing(f"{kind} has no option", option, known)
+    return {"interval": usual} | options if usual and "interval" in known else options
 
 
 def _figure(kind: str) -> Callable[..., Any]:
@@ -190,7 +182,7 @@ def _figure(kind: str) -> Callable[..., Any]:
 
 def _last_rounds(run: Path) -> list[int]:
     """List the last complete round of each replicate that has any."""
-    numbers = store.replicates(run, store.read_experiment(run))
-    lengths = [len(store.complete_rounds(run, replicate)) for replicate in numbers]
-    styles.check(lasts := [length - 1 for length in lengths if length])
+    complete = [store.complete_rounds(run, number) for number in store.replicates(run, store.read_experiment(run))]
+    lasts = [rounds[-1] for rounds in complete if rounds]
+    styles.check(lasts)
     return lasts

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lottery.errors import unknown
-from lottery.figures import captions, layout, style
+from lottery.figures import layout, style
 from lottery.figures.record import Analysis, frame
 from lottery.formatting import percent
 from lottery.grids import Table
@@ -133,7 +133,7 @@ def barrier_caption(
     return " ".join([
         "Error on the straight line between two networks that were trained from the weights of the same step on two"
         " orders of the data.",
-        captions.replicates(lines, "band"),
+        style.replicates(lines, "band"),
         *_remark(part),
     ])  # fmt: skip
 
@@ -178,7 +178,7 @@ def instability_caption(barriers: Table, over: str = "density", batch_norm: str 
     return " ".join([
         f"Error barrier of the networks between two that share the weights of a step, against {over};"
         " below the dotted line a pair is called stable.",
-        captions.replicates(spread, "bars"),
+        style.replicates(spread, "bars"),
         *_remark(_selected(barriers, None, batch_norm)),
     ])  # fmt: skip
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from lottery.errors import unknown
-from lottery.figures import captions, layout, style
+from lottery.figures import layout, style
 from lottery.figures.record import Analysis, frame
 from lottery.grids import Table
 from lottery.runs import store
@@ -85,7 +85,7 @@ def caption(
     sentences = [f"{split.capitalize()} {drawn} while training, of {of}."]
     if drawn != measure:
         sentences.append("No accuracy is measured.")
-    sentences.append(captions.replicates(points, "band"))
+    sentences.append(style.replicates(points, "band"))
     if together > 1:
         sentences.append(f"Each point after step 0 is the mean of up to {together} evaluations.")
     if not detail.get("full") and ((points["low"] < low) | (points["high"] > high)).any():

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery.figures import captions, layout, style
+from lottery.figures import layout, style
 from lottery.figures.record import Analysis, NothingToDraw
 from lottery.grids import Table
 from lottery.runs import store
@@ -40,7 +40,7 @@ def caption(rows: Table, interval: str = "range", labels: Mapping[str, str] | No
     sentences = [
         "Steps to the lowest validation loss of the dense network, over its own steps, against density, the fraction of"
         " prunable weights that is kept.",
-        captions.replicates(points, "bars", interval),
+        style.replicates(points, "bars", interval),
     ]
     if points["bound"].any():
         sentences.append("Open markers are lower bounds: a replicate never has that loss.")

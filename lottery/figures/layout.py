@@ -5,8 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lottery.figures import captions, style
-from lottery.figures.captions import INTERVALS
+from lottery.figures import style
 from lottery.grids import Table
 
 
@@ -24,7 +23,7 @@ def finish(
         ax: The axes.
         points: The means of `spread`, of which a last entry explains the bars or bands and counts the replicates.
         shape: ``"bars"``, ``"band"``, or words that have both.
-        interval: A key of `captions.INTERVALS`.
+        interval: A key of `style.INTERVALS`.
         named: What the legend shows in place of the lines of a label.
         above: Inches above the axes where the legend is, in any case; for axes that are full of panels.
     """
@@ -32,8 +31,8 @@ def finish(
     handles, labels = ax.get_legend_handles_labels()
     entries = [((named or {}).get(label, handle), label) for handle, label in zip(handles, labels, strict=True)]
     if points["replicates"].max() > 1:
-        kind = {"range": INTERVALS["range"], "t": "95 % t interval"}[interval]
-        entries.append((_glyph(shape), f"{kind}, n = {captions.counted(points)[1]}"))
+        kind = style.INTERVALS[interval].removesuffix(" for the mean")
+        entries.append((_glyph(shape), f"{kind}, n = {style.counted(points)[1]}"))
     _place(ax, [handle for handle, _ in entries], [label for _, label in entries], above)
     return ax
 

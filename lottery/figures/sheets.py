@@ -1,4 +1,4 @@
-"""Style sheets, which decide the size of a figure, and its files: PNG, PDF, and SVG for a page."""
+"""Style sheets, which decide the size of a figure; its files, PNG, PDF, and SVG for a page; and captions for LaTeX."""
 
 import hashlib
 import io
@@ -107,6 +107,18 @@ def saved(figure: Any, ending: str, dpi: int = SHEETS["screen"].dpi) -> bytes:
     file = io.BytesIO()
     figure.savefig(file, format=ending, dpi=dpi, metadata=dict.fromkeys(dated) or None)
     return file.getvalue()
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "−": "$-$", "≥": r"$\geq$",
+}  # fmt: skip
+
+
+def latex(text: str) -> str:
+    r"""Write a text as a LaTeX ``\caption{...}``."""
+    escaped = "".join(_LATEX.get(letter, letter) for letter in text)
+    return "\\caption{" + escaped.replace(r" \%", r"\,\%").replace("n = ", "$n$ = ") + "}"
 
 
 def _rounded(attribute: str) -> str:
