@@ -9,7 +9,8 @@ from lottery.figures import layout, style
 from lottery.figures.record import Analysis, NothingToDraw
 from lottery.grids import Table
 from lottery.runs import store
-from lottery.statistics import results, verdicts
+from lottery.statistics import results
+from lottery.statistics.metric import transferred
 
 
 def figure(
@@ -52,7 +53,7 @@ def _points(rows: Table, interval: str) -> Table:
     style.check(rows)
     tickets = rows[rows["branch"] == store.TICKET]
     dense = tickets[tickets["round"] == 0].set_index("replicate")["dense_loss_step"]
-    trained = rows[(rows["round"] > 0) & rows["final_train_loss"].notna() & ~verdicts.transferred(rows)]
+    trained = rows[(rows["round"] > 0) & rows["final_train_loss"].notna() & ~transferred(rows)]
     # A dense network that is best before it is trained takes no steps, of which there is no share.
     steps = trained["replicate"].map(dense[dense > 0])
     trained = trained[steps.notna()]

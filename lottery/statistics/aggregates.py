@@ -19,10 +19,9 @@ from lottery.errors import LotteryError, unknown
 from lottery.formatting import listed, ranges
 from lottery.grids import Table
 from lottery.runs import store
-from lottery.statistics import comparison, intervals, results, verdicts
+from lottery.statistics import comparison, intervals, results
 from lottery.statistics.comparison import WITHIN
-from lottery.statistics.metric import of_dense, of_tickets
-from lottery.statistics.verdicts import MEASURE
+from lottery.statistics.metric import ACCURACY, of_dense, of_tickets, transferred
 
 SCORES = ("at", "method", "task", "replicate", "round", "density", "accuracy", "dense", "score")
 SUMMARY = (
@@ -72,10 +71,10 @@ def gathered(tables: Mapping[tuple[str, str], Table], densities: Iterable[float]
             raise LotteryError(f"density must be above 0, and at most 1, not {at:g}.")
         for (method, task), rows in tables.items():
             number = _nearest(rows, at, within, task)
-            dense = of_dense(rows).set_index("replicate")[MEASURE]
-            networks = of_tickets(rows) if method else rows[~verdicts.transferred(rows)]
+            dense = of_dense(rows).set_index("replicate")[ACCURACY.early_stop]
+            networks = of_tickets(rows) if method else rows[~transferred(rows)]
             there = networks[networks["round"] == number]
-            values = {"accuracy": there[MEASURE], "dense": there["replicate"].map(dense)}
+            values = {"accuracy": there[ACCURACY.early_stop], "dense": there["replicate"].map(dense)}
             parts.append(there.assign(at=at, method=method or there["branch"], task=task, **values))
     found = pd.concat(parts, ignore_index=True)
     found = found.assign(score=found["accuracy"] - found["dense"])

@@ -1,6 +1,6 @@
 """What tickets are compared by: test accuracy, or the test loss where the model measures no accuracy.
 
-Beside it, the choice of rows that all comparisons begin with: those of the tickets, and of the dense network.
+Beside it, the choice of rows that all comparisons begin with: of the tickets, the dense network, and the controls.
 """
 
 import math
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lottery.formatting import formatted, number, points
+from lottery.pruning import branches
 from lottery.runs.store import TICKET
 
 
@@ -19,6 +20,17 @@ def of_tickets(rows: Any) -> Any:
 def of_dense(rows: Any) -> Any:
     """Return the rows of the dense networks, round 0 of the main chain."""
     return rows[(rows["branch"] == TICKET) & (rows["round"] == 0)]
+
+
+def transferred(rows: Any) -> Any:
+    """Mark the rows of transfers, whose accuracies are on other data and whose training may have another length."""
+    known = {label: branches.find(label) for label in set(rows["branch"])}
+    return rows["branch"].isin([label for label, branch in known.items() if branch and branch.other_data])
+
+
+def controls(rows: Any) -> list[str]:
+    """List the branches that can be compared with the ticket, in order: all but transfers."""
+    return [branch for branch in dict.fromkeys(rows[~transferred(rows)]["branch"]) if branch != TICKET]
 
 
 @dataclass(frozen=True)

@@ -98,22 +98,21 @@ def references(lines: Iterable[Mapping[str, str]]) -> list[str]:
 
 def stated(published: Published) -> dict[str, tuple[str, Any]]:
     """Gather by key who states a setting, one of `claims.KINDS`, and its value there."""
-    tables = published.experiment.model_dump()
+    settings = config.flat(published.experiment.model_dump())
     found = {}
     for claim in published.claims:
-        for key in claim.settings:
-            section, _, name = key.partition(".")
-            found[key] = (claim.source, tables[section][name])
-        found |= {key: (claim.source, value) for key, value in claim.others.items()}
+        own = {key: settings[key] for key in claim.settings} | claim.others
+        found |= {key: (claim.source, value) for key, value in own.items()}
     return found
 
 
 def differing(experiment: config.Experiment, published: Published) -> list[str]:
     """Name each setting that is not that of the paper, or of the authors' code, in a sentence."""
-    tables, found = experiment.model_dump(), []
+    settings = config.flat(experiment.model_dump())
+    found = []
     for key, (source, value) in stated(published).items():
-        section, _, name = key.partition(".")
-        if tables[section][name] != value:
-            found.append(f"Differs: {key} is {tables[section][name]!r}, {source} {value!r}.")
-    # A file may hold another split, or other images.
-    return found + ([f"The data were read from {experiment.data.path!r}."] if experiment.data.path else [])
+        if settings[key] != value:
+            found.append(f"Differs: {key} is {settings[key]!r}, {source} {value!r}.")
+    if experiment.data.path:  # a file may hold another split, or other images
+        found.append(f"The data were read from {experiment.data.path!r}.")
+    return found

@@ -10,7 +10,7 @@ from lottery.grids import Table
 from lottery.runs import store
 from lottery.runs.stored import StoredRound, stored_rounds
 from lottery.statistics import intervals, verdicts
-from lottery.statistics.metric import metric_of, of_dense, scored, unit
+from lottery.statistics.metric import metric_of, of_dense, scored, transferred, unit
 
 COLUMNS = (
     "run", "replicate", "branch", "round", "density", "num_kept", "early_stop_step", "early_stop_val_loss",
@@ -92,7 +92,7 @@ def summary(rows: Table, num_steps: int | None = None) -> Table:
     """
     order = list(dict.fromkeys(rows["branch"]))
     # What was not trained cannot be trained longer, and a transfer may end at another step.
-    trained = rows["final_train_loss"].notna() & ~verdicts.transferred(rows)
+    trained = rows["final_train_loss"].notna() & ~transferred(rows)
     last = (rows["early_stop_step"] == num_steps) & trained if num_steps else np.nan
     metric = metric_of(rows)
     parts = {name: name for name in ("mean", "std", "min", "max")}
@@ -117,7 +117,7 @@ def transfers(rows: Table) -> dict[str, Table]:
     the transfer of round 0 is not stored.
     """
     metric = metric_of(rows)
-    parts = rows[verdicts.transferred(rows)].groupby("branch", sort=False)
+    parts = rows[transferred(rows)].groupby("branch", sort=False)
     scores = {label: scored(part.assign(branch=store.TICKET), metric) for label, part in parts}
     return {label: verdicts.differences(part, metric.early_stop) for label, part in scores.items()}
 

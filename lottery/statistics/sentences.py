@@ -91,7 +91,7 @@ def limits(judgement: Judgement) -> list[str]:
         )
     if has_several and (rounds["verdict"] == CANNOT_TELL).any():
         found.append(ADDING)
-    for branch in verdicts.controls(judgement.rows):
+    for branch in judgement.controls:
         why = rule.refused(branch)
         if why and not judgement.against(branch).empty:
             found.append(f"{branch} is no fair comparison, and shows nothing about the ticket: {why}.")

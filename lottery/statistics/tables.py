@@ -7,9 +7,8 @@ from typing import Any
 from lottery import formatting, grids
 from lottery.formatting import number, short
 from lottery.grids import BAD, GOOD, OPEN, Grid, Table
-from lottery.runs import store
 from lottery.statistics import results, verdicts
-from lottery.statistics.metric import ACCURACY, LOSS, Metric, metric_of
+from lottery.statistics.metric import ACCURACY, LOSS, TICKET, Metric, metric_of, of_tickets, transferred
 from lottery.statistics.published import numbered
 from lottery.statistics.verdicts import Judgement
 
@@ -54,11 +53,11 @@ def rounds(judgement: Judgement, points: Table, costs: Table | None = None, shor
         short: Leave out all but what was found.
     """
     metric = judgement.metric
-    points = points[points["branch"] == store.TICKET]
+    points = of_tickets(points)
     rows = points.merge(judgement.rounds.drop(columns=["density", "replicates"]), on="round", how="left")
     rows = rows.fillna({"early_stop": "", "verdict": "", "special": "", "final_verdict": ""})
-    marks = ["≥ " if censored else "" for censored in rows["censored"]]
-    rows["stop"] = [f"{mark}{step:,.0f}" for mark, step in zip(marks, rows["early_stop_step_mean"], strict=True)]
+    steps = rows["early_stop_step_mean"].map("{:,.0f}".format)
+    rows["stop"] = steps.where(rows["censored"].fillna(0) == 0, "≥ " + steps)
     columns: Columns = {
         "round": ("round", str),
         "density": ("density", formatting.percent),
@@ -87,8 +86,8 @@ def rounds(judgement: Judgement, points: Table, costs: Table | None = None, shor
         columns = {head: column for head, column in columns.items() if head in _FOUND}
     key = _key_of_rounds(judgement, points)
     if costs is not None:
-        of_tickets = costs[costs["branch"] == store.TICKET].drop(columns=["branch", "density", "num_kept"])
-        rows = rows.merge(of_tickets.groupby("round").mean(numeric_only=True), on="round")
+        means = of_tickets(costs).groupby("round").mean(numeric_only=True)
+        rows = rows.merge(means.drop(columns=["density", "num_kept"]), on="round")
         columns |= _COST_COLUMNS
         key |= _KEY_OF_COSTS
     return grids.of_rows(rows.to_dict("records"), columns, key=key, leave_out=_LEAVE_OUT, tones=verdicts.TONES)
@@ -142,14 +141,14 @@ def controls(judgement: Judgement, costs: Table | None = None, only: int | None 
     metric, rule = judgement.metric, judgement.rule
     values = judgement.rows.pivot(index="replicate", columns=["branch", "round"], values=metric.early_stop)
     rows, tests = [], []
-    for branch in verdicts.controls(judgement.rows):
+    for branch in judgement.controls:
         compared, refused = rule.compared(branch), rule.refused(branch)
-        if compared and compared.takes_away and not refused:
+        if compared and compared.takes_away:  # empty where the comparison is refused
             tests.append(f"{branch} tests {compared.takes_away}")
         for line in judgement.against(branch).to_dict("records"):
             if only not in (None, line["round"]):
                 continue
-            own, ticket = values[[(branch, line["round"]), (store.TICKET, line["round"])]].dropna().mean()
+            own, ticket = values[[(branch, line["round"]), (TICKET, line["round"])]].dropna().mean()
             beside = verdicts.NOT_FAIR if refused else verdicts.beside(line, rule)
             row = line | {"branch": branch, "own": own, "ticket": ticket, "beside": beside}
             rows.append(row | (_spent(costs, row) if costs is not None else {}))
@@ -185,7 +184,7 @@ def controls(judgement: Judgement, costs: Table | None = None, only: int | None 
 def _spent(costs: Table, row: Mapping[str, Any]) -> dict[str, float]:
     here = costs[costs["round"] == row["round"]]
     means = here.groupby("branch")[["spent_steps", "spent_multiply_adds"]].mean()
-    (steps, count), (_, whole) = means.reindex([row["branch"], store.TICKET]).to_numpy()
+    (steps, count), (_, whole) = means.reindex([row["branch"], TICKET]).to_numpy()
     return {"steps": steps, "multiply_adds": count, "share": count / whole}
 
 
@@ -193,7 +192,7 @@ def transfers(rows: Table, points: Table) -> Grid | None:
     """List the tickets that were trained on other data, from the rows of a run and `results.summary`; None if none."""
     import pandas as pd
 
-    points = points[verdicts.transferred(points)]
+    points = points[transferred(points)]
     if points.empty:
         return None
     metric, compared = metric_of(rows), results.transfers(rows)
@@ -247,11 +246,10 @@ def compared(found: Table, first: str) -> Grid:
 def two_way(found: Table, measure: str, tolerance: float) -> Grid:
     """List ticket − dense with both intervals, a row for each round, from `lottery.statistics.two_way.table`."""
     found = found[(found["measure"] == measure) & (found["against"] == "dense")]
-    ends = {"seeds": ("low", "high"), "both": ("two_way_low", "two_way_high")}
-    texts = {
-        key: list(map(formatting.ends, 100 * found[low], 100 * found[high], ["+.2f"] * len(found)))
-        for key, (low, high) in ends.items()
-    }
+    rows = found.to_dict("records")
+    for row in rows:
+        row["seeds"] = formatting.ends(100 * row["low"], 100 * row["high"], "+.2f")
+        row["both"] = formatting.ends(100 * row["two_way_low"], 100 * row["two_way_high"], "+.2f")
     columns: Columns = {
         "round": ("round", str),
         "density": ("density", formatting.percent),
@@ -267,19 +265,19 @@ def two_way(found: Table, measure: str, tolerance: float) -> Grid:
         verdicts.MATCHING: f"this interval is {ACCURACY.bound(tolerance)}, see --tolerance; the early-stop step is not "
         "tested here. Each verdict is on its round alone",
     }
-    rows, leave_out = found.assign(**texts).to_dict("records"), ("density", "over seeds")
-    return grids.of_rows(rows, columns, key=key, leave_out=leave_out, tones=verdicts.TONES)
+    return grids.of_rows(rows, columns, key=key, leave_out=("density", "over seeds"), tones=verdicts.TONES)
 
 
 def aggregated(found: Table, tasks: Sequence[str]) -> Grid:
     """List methods over several tasks at each density, from `lottery.statistics.aggregates.summary`."""
     first = found["method"].iloc[0]
     num = int(found["replicates"].min())
-    texts = {}
-    for name, form, unit in (("iqm", "+.2f", 100), ("over_dense", ".2f", 1), ("first_over", ".2f", 1)):
-        ends = map(formatting.ends, unit * found[f"{name}_low"], unit * found[f"{name}_high"], [form] * len(found))
-        values = [number(unit * value, form) for value in found[name]]
-        texts[name] = [value and f"{value} ({between})" for value, between in zip(values, ends, strict=True)]
+    rows = found.to_dict("records")
+    for row in rows:
+        for name, form, unit in (("iqm", "+.2f", 100), ("over_dense", ".2f", 1), ("first_over", ".2f", 1)):
+            between = formatting.ends(unit * row[f"{name}_low"], unit * row[f"{name}_high"], form)
+            value = number(unit * row[name], form)
+            row[name] = f"{value} ({between})" if value else ""
     beaten = f"P({first} > it)"
     columns: Columns = {
         "density": ("at", formatting.percent),
@@ -298,7 +296,7 @@ def aggregated(found: Table, tasks: Sequence[str]) -> Grid:
     noun = "tasks" if len(tasks) > 1 else "task"
     over = f"{len(tasks)} {noun} ({', '.join(tasks)}), {formatting.replicates(num)} of each"
     notes = [f"Over {over}. Test accuracy at the early-stop step."]
-    return grids.of_rows(found.assign(**texts).to_dict("records"), columns, key=key, notes=notes, leave_out=[beaten])
+    return grids.of_rows(rows, columns, key=key, notes=notes, leave_out=[beaten])
 
 
 def published(lines: Sequence[Mapping[str, str]], notes: Iterable[str]) -> Grid:

@@ -24,7 +24,7 @@ from lottery.pruning import branches, fairness
 from lottery.runs import store
 from lottery.runs.stored import StoredRound
 from lottery.statistics import intervals, power
-from lottery.statistics.metric import ACCURACY, Metric, metric_of, of_dense, of_tickets, scored, unit
+from lottery.statistics.metric import ACCURACY, Metric, controls, metric_of, of_dense, of_tickets, scored, unit
 
 TOLERANCE = ACCURACY.tolerance
 MEASURE = ACCURACY.early_stop
@@ -125,6 +125,11 @@ class Judgement:
         if self.rule.word != WINNING:
             del p_values[WINNING]
         return {word: smallest_shown(self.rounds, self.rule, p) for word, p in p_values.items()}
+
+    @property
+    def controls(self) -> list[str]:
+        """The branches that are compared with the ticket, in the order of the table."""
+        return controls(self.rows)
 
     def against(self, branch: str) -> Table:
         """Return the table of `differences` of ticket − branch, of losses as gains."""
@@ -304,17 +309,6 @@ def smallest_by_mean(rows: Table, tolerance: float | None = None) -> dict[str, A
 def sparsest(lines: Table) -> dict[str, Any] | None:
     """Return the line with the smallest density; None if there is no line."""
     return None if lines.empty else lines.loc[lines["density"].idxmin()].to_dict()
-
-
-def transferred(rows: Table) -> Any:
-    """Mark the rows of transfers, whose accuracies are on other data and whose training may have another length."""
-    known = {label: branches.find(label) for label in set(rows["branch"])}
-    return rows["branch"].isin([label for label, branch in known.items() if branch and branch.other_data])
-
-
-def controls(rows: Table) -> list[str]:
-    """List the branches that can be compared with the ticket, in order: all but transfers."""
-    return [branch for branch in dict.fromkeys(rows[~transferred(rows)]["branch"]) if branch != store.TICKET]
 
 
 def beside(line: Mapping[str, Any], rule: Rule) -> str:
