@@ -55,11 +55,6 @@ def are_numbers(cells: Iterable[str]) -> bool:
     return all(cell[:1] in "0123456789+−≥" for cell in cells)
 
 
-def signed(value: float) -> str:
-    """Format a difference with its sign; zero is +0.0000."""
-    return formatted(value, "+.4f")
-
-
 def ends(low: float, high: float, form: str = "+.4f") -> str:
     """Format the ends of an interval."""
     return f"{formatted(low, form)} to {formatted(high, form)}" if abs(low) != float("inf") else "not known"

@@ -34,7 +34,7 @@ def chosen(rounds: Iterable[int], most: int) -> list[int]:
     """Choose rounds for a figure: at most so many, evenly apart, the first and the last among them."""
     there = sorted(set(rounds))
     places = np.linspace(0, len(there) - 1, min(most, len(there))).round().astype(int)
-    return [int(there[place]) for place in dict.fromkeys(places.tolist())]
+    return [int(there[place]) for place in places]
 
 
 def in_order(num: int) -> list[BranchStyle]:

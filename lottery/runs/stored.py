@@ -230,11 +230,11 @@ def stored_rounds(run: Path, indices: Iterable[int] | None = None, branches: boo
         found += [StoredRound(run, replicate, index, label) for label, index in sorted(places)]
     if indices is None:
         return _one_by_one(found)
-    chosen, last = set(indices), max((stored.round for stored in found), default=-1)
-    for index in sorted(chosen - set(range(last + 1))):
-        there = f"It has the rounds 0 to {last}" if found else "It has no round yet"
-        raise LotteryError(f"Round {index!r} is not stored in {str(run)!r}. {there}.")
-    return _one_by_one([stored for stored in found if stored.round in chosen])
+    chosen, there = set(indices), {stored.round for stored in found}
+    if chosen <= there:
+        return _one_by_one([stored for stored in found if stored.round in chosen])
+    known = f"It has the rounds 0 to {max(there)}" if found else "It has no round yet"
+    raise LotteryError(f"Round {min(chosen - there)!r} is not stored in {str(run)!r}. {known}.")
 
 
 def _one_by_one(found: list[StoredRound]) -> Iterator[StoredRound]:

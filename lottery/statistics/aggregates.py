@@ -53,10 +53,10 @@ def scores(
         LotteryError: There are fewer than two runs, a run lacks a density or measures no accuracy, or `by` is no key or
             does not divide the runs into the same methods on every task.
     """
-    folders = list({Path(run).resolve(): Path(run) for run in runs}.values())
-    if len(folders) < 2:
+    labels = comparison.labelled([Path(run) for run in runs])
+    if len(labels) < 2:
         raise LotteryError("compare needs two runs or more.")
-    cells = _divided(folders, by) if by else {("", task): run for task, run in comparison.labelled(folders).items()}
+    cells = _divided(labels.values(), by) if by else {("", task): run for task, run in labels.items()}
     return gathered({cell: results.table(run) for cell, run in cells.items()}, densities, within)
 
 
@@ -275,7 +275,7 @@ def _nearest(rows: Table, at: float, within: float, task: str) -> int:
     return number
 
 
-def _divided(runs: Sequence[Path], by: str) -> dict[tuple[str, str], Path]:
+def _divided(runs: Iterable[Path], by: str) -> dict[tuple[str, str], Path]:
     # The value of the key is the method, data and model are the task.
     tasks: dict[Any, str] = {}
     found: dict[tuple[str, str], Path] = {}

@@ -44,31 +44,12 @@ class Metric:
 
     what: str  # "accuracy" or "loss"
     tolerance: float  # the gain that a matching ticket may lack, by default
-
-    @property
-    def is_loss(self) -> bool:
-        """True if lower is better."""
-        return self.what == "loss"
-
-    @property
-    def name(self) -> str:
-        """The head of a column."""
-        return f"test {self.what}"
-
-    @property
-    def early_stop(self) -> str:
-        """The column with the values at the early-stop step."""
-        return f"early_stop_test_{self.what}"
-
-    @property
-    def budget(self) -> str:
-        """The column with the values within the dense network's budget."""
-        return f"budget_test_{self.what}"
-
-    @property
-    def final(self) -> str:
-        """The column with the values at the end of training."""
-        return f"final_test_{self.what}"
+    is_loss: bool  # lower is better
+    name: str  # the head of a column
+    # The columns with the values at the early-stop step, within the dense network's budget, and at the end of training.
+    early_stop: str
+    budget: str
+    final: str
 
     def value(self, value: float) -> str:
         """Format a value: an accuracy in per cent; empty for NaN."""
@@ -110,8 +91,14 @@ class Metric:
         return f"above −{100 * tolerance:g} points" if tolerance else "above 0"
 
 
-ACCURACY = Metric("accuracy", 0.002)  # as in Frankle et al. 2020, https://arxiv.org/abs/1912.05671
-LOSS = Metric("loss", 0.02)
+ACCURACY = Metric(
+    "accuracy", 0.002, False, "test accuracy",  # the tolerance of Frankle et al. 2020, https://arxiv.org/abs/1912.05671
+    early_stop="early_stop_test_accuracy", budget="budget_test_accuracy", final="final_test_accuracy",
+)  # fmt: skip
+LOSS = Metric(
+    "loss", 0.02, True, "test loss",
+    early_stop="early_stop_test_loss", budget="budget_test_loss", final="final_test_loss",
+)  # fmt: skip
 
 
 def unit(values: Any) -> float:

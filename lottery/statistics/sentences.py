@@ -53,8 +53,9 @@ def _found(judgement: Judgement) -> Headline:
         return Headline("The model measures no accuracy, so no ticket can be compared with dense.", OPEN)
     if rounds.empty:
         return Headline("No verdict yet: no pruned round can be compared with dense.", OPEN)
+    dense, most_frequent = of_dense(rows), judgement.most_frequent
+    best = max(dense[rule.metric.early_stop].mean(), dense[rule.metric.final].mean())
     # The dense network is hardly better than naming the most frequent class each time.
-    best, most_frequent = _best_of_dense(judgement), judgement.most_frequent
     if best - most_frequent < _HARDLY * (1 - most_frequent):
         text = (
             "No verdict: the dense network has learnt hardly anything, so no ticket can match it in a way that matters."
@@ -96,11 +97,6 @@ def limits(judgement: Judgement) -> list[str]:
         if why and not judgement.against(branch).empty:
             found.append(f"{branch} is no fair comparison, and shows nothing about the ticket: {why}.")
     return found
-
-
-def _best_of_dense(judgement: Judgement) -> float:
-    dense = of_dense(judgement.rows)
-    return float(max(dense[judgement.metric.early_stop].mean(), dense[judgement.metric.final].mean()))
 
 
 def _shown(judgement: Judgement) -> Headline:

@@ -10,7 +10,7 @@ from lottery.grids import BAD, GOOD, OPEN, Grid, Table
 from lottery.statistics import results, verdicts
 from lottery.statistics.metric import ACCURACY, LOSS, TICKET, Metric, metric_of, of_tickets, transferred
 from lottery.statistics.published import numbered
-from lottery.statistics.verdicts import Judgement
+from lottery.statistics.verdicts import CANNOT_TELL, Judgement
 
 Columns = dict[str, tuple[str, Callable[[Any], str]]]  # see `lottery.grids.of_rows`
 
@@ -39,7 +39,7 @@ _LEAVE_OUT = (
     "end from", "end to", "kept", "early stop", "stops later", "end", "end vs dense", "end verdict", "±", "n",
     "budget from", "budget to", "within budget", "speed", "needed", "beats controls", ACCURACY.name, LOSS.name, "round",
 )  # fmt: skip
-_BESIDE = {verdicts.BETTER: GOOD, verdicts.AS_GOOD: OPEN, verdicts.WORSE: BAD, verdicts.CANNOT_TELL: OPEN}
+_BESIDE = {verdicts.BETTER: GOOD, verdicts.AS_GOOD: OPEN, verdicts.WORSE: BAD, CANNOT_TELL: OPEN}
 _PUBLISHED = {"pass": GOOD, "fail": BAD, "cannot tell": OPEN, "open": OPEN}
 
 
@@ -94,36 +94,31 @@ def rounds(judgement: Judgement, points: Table, costs: Table | None = None, shor
 
 
 def _key_of_rounds(judgement: Judgement, points: Table) -> dict[str, str]:
-    metric, rule, judged = judgement.metric, judgement.rule, judgement.rounds
+    """Explain the heads and the verdicts; `grids.of_rows` leaves out what a table does not have."""
+    metric, rule = judgement.metric, judgement.rule
     num = int(points["replicates"].max())
     over = "n" if points["replicates"].nunique() > 1 else num
     mean = f"mean and standard deviation (±) over {over} replicates" if num > 1 else "of one replicate"
     side, bound = metric.bound(rule.tolerance).split(" ", 1)
     other = "below" if side == "above" else "above"
-    unsure = (
-        f"{'is' if num == 1 else 'are'} too few to decide: the interval lies on both sides of {bound}, or is not known"
-    )
-    words = {
+    too_few = f"{formatting.replicates(num)} {'is' if num == 1 else 'are'} too few to decide"
+    key = {
         verdicts.WINNING: f"the 95 % interval within the dense network's budget is {side} {bound}; the budget is the "
         "early-stop step of the dense network",
         verdicts.MATCHING: f"the whole 95 % interval of vs dense is {side} {bound}, see --tolerance",
         verdicts.NOT_MATCHING: f"the whole interval is {other} {bound}",
-        verdicts.CANNOT_TELL: f"{formatting.replicates(num)} {unsure}",
+        CANNOT_TELL: f"{too_few}: the interval lies on both sides of {bound}, or is not known",
+        "needed": "how many replicates of a new run would decide, with a power of 80 %",
+        "beats controls": "yes if the ticket beats every control, no if some control does as well",
+        metric.name: f"at the early-stop step, {mean}; end: after the last step{_lower(metric)}",
+        "within budget": "as vs dense, with the ticket at its lowest validation loss up to the early stop of dense",
+        "speed": "steps to the lowest validation loss of dense, over the steps of dense; empty if never reached",
+        "stops later": "later or no later than dense, by the early-stop steps; no part of the verdict",
+        "vs dense": f"ticket − dense, {_unit(metric)}, paired by replicate, and its interval for this round by itself",
     }
-    key = {word: text for word, text in words.items() if word in {*judged["verdict"], *judged["final_verdict"]}}
-    if judged["needed"].notna().any():
-        key["needed"] = "how many replicates of a new run would decide, with a power of 80 %"
-    if judged["special"].any():
-        key["beats controls"] = "yes if the ticket beats every control, no if some control does as well"
-    if points[f"{metric.what}_mean"].notna().any():
-        key[metric.name] = f"at the early-stop step, {mean}; end: after the last step{_lower(metric)}"
-    if judged["budget_mean"].notna().any():
-        key["within budget"] = (
-            "as vs dense, with the ticket at its lowest validation loss up to the early-stop step of dense"
-        )
-        key["speed"] = "steps to the lowest validation loss of dense, over the steps of dense; empty if never reached"
-        key["stops later"] = "later or no later than dense, by the early-stop steps; no part of the verdict"
-    key["vs dense"] = f"ticket − dense, {_unit(metric)}, paired by replicate, and its interval for this round by itself"
+    # The column of controls has question marks too, which mean another interval.
+    if CANNOT_TELL not in {*judgement.rounds["verdict"], *judgement.rounds["final_verdict"]}:
+        del key[CANNOT_TELL]
     if points["censored"].any():
         last = f"{rule.last_step:,}"
         key["early stop"] = f"≥ where the validation loss of a replicate was lowest at the last step, {last}"
@@ -168,6 +163,7 @@ def controls(judgement: Judgement, costs: Table | None = None, only: int | None 
     key = {
         "ticket − branch": f"mean over the n replicates that have both, {_unit(metric)}, and its 95 % interval",
         "ticket is": f"as its interval shows; {verdicts.AS_GOOD}: within the tolerance, ?: not shown",
+        "its steps": "of all trainings that it takes, rounds before it included; its multiply-adds likewise",
     }
     if costs is not None:
         columns |= {
@@ -175,7 +171,6 @@ def controls(judgement: Judgement, costs: Table | None = None, only: int | None 
             "its multiply-adds": ("multiply_adds", short),
             "of the ticket's": ("share", number),
         }
-        key["its steps"] = "of all trainings that it takes, rounds before it included; its multiply-adds likewise"
     notes = [f"{'; '.join(tests)}."] if tests else []
     leave_out = ("n", "of the ticket's", f"ticket's {metric.name}", "density")
     return grids.of_rows(rows, columns, key=key, notes=notes, leave_out=leave_out, tones=_BESIDE)
@@ -290,9 +285,8 @@ def aggregated(found: Table, tasks: Sequence[str]) -> Grid:
         "IQM vs dense": "interquartile mean of method − dense, in percentage points, over all replicates of all "
         "tasks; in brackets the 95 % interval of the stratified bootstrap, which is too narrow for few replicates",
         "P(it > dense)": "probability that a network of the method is more accurate than a dense network",
+        beaten: f"probability that a network of {first} is more accurate than one of the method",
     }
-    if found["method"].nunique() > 1:
-        key[beaten] = f"probability that a network of {first} is more accurate than one of the method"
     noun = "tasks" if len(tasks) > 1 else "task"
     over = f"{len(tasks)} {noun} ({', '.join(tasks)}), {formatting.replicates(num)} of each"
     notes = [f"Over {over}. Test accuracy at the early-stop step."]

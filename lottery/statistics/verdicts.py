@@ -191,6 +191,7 @@ def paired(rows: Table, measure: str = "", against: str = "dense") -> Table:
     tickets = chain(store.TICKET)
     if against == "dense":
         pruned = tickets[[number for number in tickets if number != 0]]
+        # A run in the making may have rounds of which no dense network is in the table.
         return pruned.sub(tickets[0], axis=0) if 0 in tickets else pruned * math.nan
     others = sorted(set(rows["branch"]) - {store.TICKET})
     if against not in others:
@@ -248,11 +249,17 @@ def judged(rows: Table, rule: Rule = DEFAULT) -> Table:
     import pandas as pd
 
     rows = scored(rows, rule.metric)
-    parts = [_in_budget(rows, rule), _steps(rows, rule), _at_the_end(rows, rule), _special(rows, rule)]
+    # Tickets that cannot be winning have no budget, and their early stop is not compared.
+    can_win = rule.word == WINNING
+    budgets = _by_round(rows, rule, rule.metric.budget) if can_win else {}
+    steps = _by_round(rows, rule, "early_stop_step", spacing=rule.margin) if can_win else {}
+    finals, special = _by_round(rows, rule, rule.metric.final), _special(rows, rule)
+    tickets = of_tickets(rows)
+    censored = set(tickets[tickets["early_stop_step"] == rule.last_step]["round"])
     speeds = speed(rows).mean(skipna=False)
     lines = []
-    for line in _lines(rows, rule, rule.metric.early_stop):
-        number = line["round"]
+    for number, line in _by_round(rows, rule, rule.metric.early_stop).items():
+        line = _NOT_KNOWN | line | special.get(number, {})
         line["verdict"] = rule.verdict(line["low"], line["high"])
         line["speed"] = speeds.get(number, math.nan)
         line["matching_p"] = rule.p_value(line, rule.bound)
@@ -260,11 +267,21 @@ def judged(rows: Table, rule: Rule = DEFAULT) -> Table:
         if line["verdict"] == CANNOT_TELL and math.isfinite(line["low"]):
             distance = line["mean"] + rule.tolerance
             line["needed"] = power.num_needed(distance, line["std"], line["replicates"], rule.confidence)
-        for part in parts:
-            line |= part.get(number, {})
-        if line.get("budget_low", -math.inf) >= rule.bound:
-            line["verdict"] = WINNING
-        lines.append(_NOT_KNOWN | line)
+        budget, step, final = budgets.get(number), steps.get(number), finals.get(number)
+        if budget:
+            line |= _ends(budget, "budget")
+            line["winning_p"] = rule.p_value(budget, rule.bound)
+            line["better_p"] = rule.p_value(budget, 0)
+            if budget["low"] >= rule.bound:
+                line["verdict"] = WINNING
+        if step:
+            line |= _ends(step, "step")
+            line["early_stop"] = _early_stop(step, rule, number in censored, 0 in censored)
+        if final:
+            line |= _ends(final, "final")
+            line["final_verdict"] = rule.verdict(final["low"], final["high"])
+            line["final_p"] = rule.p_value(final, rule.bound)
+        lines.append(line)
     return pd.DataFrame(lines, columns=list(JUDGED)).astype({"needed": float})
 
 
@@ -348,49 +365,24 @@ def lower_bound(judgement: Judgement, line: Mapping[str, Any]) -> float:
     return max(low, -rule.tolerance)
 
 
-def _lines(rows: Table, rule: Rule, measure: str, against: str = "dense", spacing: float = 0) -> list[dict[str, Any]]:
-    """List the lines of `differences`, with the confidence of a rule."""
-    return differences(rows, measure, against, rule.confidence, spacing).to_dict("records")
+def _by_round(
+    rows: Table, rule: Rule, measure: str, against: str = "dense", spacing: float = 0
+) -> dict[Any, dict[str, Any]]:
+    """Give the lines of `differences` by round, with the confidence of a rule."""
+    lines = differences(rows, measure, against, rule.confidence, spacing).to_dict("records")
+    return {line["round"]: line for line in lines}
 
 
 def _ends(line: Mapping[str, Any], of: str) -> dict[str, float]:
     return {f"{of}_{end}": line[end] for end in ("mean", "low", "high")}
 
 
-def _in_budget(rows: Table, rule: Rule) -> dict[Any, dict[str, Any]]:
-    if rule.word != WINNING:
-        return {}
-    found = {}
-    for line in _lines(rows, rule, rule.metric.budget):
-        p_values = {"winning_p": rule.p_value(line, rule.bound), "better_p": rule.p_value(line, 0)}
-        found[line["round"]] = _ends(line, "budget") | p_values
-    return found
-
-
-def _steps(rows: Table, rule: Rule) -> dict[Any, dict[str, Any]]:
-    if rule.word != WINNING or rows.empty:
-        return {}
-    tickets = of_tickets(rows)
+def _early_stop(line: Mapping[str, Any], rule: Rule, is_bound: bool, is_dense_bound: bool) -> str:
     # At the last step of training an early stop is a lower bound: such a ticket is never shown to be no later than
     # dense, and no ticket to be later than such a dense network.
-    bounds = set(tickets[tickets["early_stop_step"] == rule.last_step]["round"])
-    found = {}
-    for line in _lines(rows, rule, "early_stop_step", spacing=rule.margin):
-        early_stop = CANNOT_TELL
-        if line["high"] <= rule.margin and line["round"] not in bounds:
-            early_stop = NO_LATER
-        elif line["high"] > rule.margin and line["low"] > 0 and 0 not in bounds:
-            early_stop = LATER
-        found[line["round"]] = _ends(line, "step") | {"early_stop": early_stop}
-    return found
-
-
-def _at_the_end(rows: Table, rule: Rule) -> dict[Any, dict[str, Any]]:
-    found = {}
-    for line in _lines(rows, rule, rule.metric.final):
-        judged = {"final_verdict": rule.verdict(line["low"], line["high"]), "final_p": rule.p_value(line, rule.bound)}
-        found[line["round"]] = _ends(line, "final") | judged
-    return found
+    if line["high"] <= rule.margin:
+        return CANNOT_TELL if is_bound else NO_LATER
+    return LATER if line["low"] > 0 and not is_dense_bound else CANNOT_TELL
 
 
 def beside_controls(rows: Table, rule: Rule) -> dict[Any, dict[str, dict[str, Any]]]:
@@ -404,8 +396,8 @@ def beside_controls(rows: Table, rule: Rule) -> dict[Any, dict[str, dict[str, An
         known = branches.find(branch)
         if known is None or known.kind != "control" or rule.refused(branch):
             continue
-        for line in _lines(rows, rule, rule.metric.early_stop, branch):
-            found.setdefault(line["round"], {})[branch] = line
+        for number, line in _by_round(rows, rule, rule.metric.early_stop, branch).items():
+            found.setdefault(number, {})[branch] = line
     for lines in found.values():
         for line in lines.values():
             line["ticket"] = beside(line, rule)
