@@ -4,14 +4,14 @@ The functions draw the table of `read` on Matplotlib axes `ax`, or on pyplot's c
 raise `LotteryError` if the table is empty or lacks the value of an option. `caption` has the text beside a figure.
 """
 
+import functools
 import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
-from lottery import files
 from lottery.analysis import ANALYSES
-from lottery.errors import LotteryError, missing, printable_all, unknown
+from lottery.errors import LotteryError, missing, unknown
 from lottery.figures import layout, sheets
 from lottery.figures import style as styles
 from lottery.figures.record import Analysis
@@ -77,9 +77,7 @@ def drawn(
     Raises:
         LotteryError: An unknown kind, style or option, another width, an empty table, or an error of the function.
     """
-    from matplotlib import rc_context
-
-    draw, sheet = _figure(kind), sheets.named(style)
+    figure, sheet = _figure(kind), sheets.named(style)
     width = sheet.width if width is None else width
     if not sheet.narrowest <= width <= _WIDEST:
         allowed = f"{sheet.narrowest:g} to {_WIDEST} inches with the style {style!r}"
@@ -87,18 +85,14 @@ def drawn(
     if axis not in AXES:
         raise unknown("axis", axis, AXES)
     options = _completed(kind, style, options)
-    with rc_context(sheet.settings):
-        figure = sheets.new_figure(width)
-        if title:
-            figure.suptitle(title, fontsize="large")
-        own = ANALYSES[kind].height
-        height = own(source, width, **options) if own else layout.usual_height(width)
-        figure.set_size_inches(width, height + (styles.letters(1.6) if title else 0))
-        ax = draw(source, figure.subplots(), **options)
+
+    def draw(ax: Any) -> None:
+        ax = figure(source, ax, **options)
         if axis == "percent" and not layout.in_per_cent(ax):
             raise LotteryError(f"The kind {kind!r} has no axis of densities or accuracies to label in per cent.")
-        layout.fit(figure)
-    return figure
+
+    own = ANALYSES[kind].height
+    return layout.drawn(sheet, width, draw, own and functools.partial(own, source, width, **options), title)
 
 
 def caption(source: Table, kind: str = "accuracy", style: str = "screen", **options: Any) -> str:
@@ -128,27 +122,14 @@ def save(source: Table, path: str | Path, kind: str = "accuracy", style: str = "
     A PDF has its fonts embedded as TrueType. See `drawn` for the other arguments and errors; an unknown ending, or a
     file that cannot be written, is an error.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    path = Path(path)
-    ending = path.suffix.lstrip(".")
-    _figure(kind)
-    if ending not in FigureCanvasAgg.get_supported_filetypes():
-        raise unknown("The ending of a figure's file", ending, ("png", "svg", "pdf"))
-    figure = drawn(source, kind, style, **options)
-    try:
-        content = sheets.saved(figure, ending, sheets.named(style).dpi)
-    except (OSError, RuntimeError, ImportError) as error:  # some formats take a program, as pgf takes LaTeX
-        why = printable_all(str(error).strip().partition("\n")[0])
-        raise LotteryError(f"This machine cannot write {ending} ({why}). Use png, svg or pdf.") from None
-    files.write(path, content)
-    return path
+    return sheets.write(path, lambda: drawn(source, kind, style, **options), sheets.named(style).dpi)
 
 
 def options_of(kind: str) -> tuple[str, ...]:
     """List the names of the options of a kind's function, after its table and axes."""
     options: list[str] = []
     for name, option in list(inspect.signature(_figure(kind)).parameters.items())[2:]:
+        # Options that several functions share are one keyword argument, of the type of a dict that names them.
         grouped = get_args(option.annotation)[0] if option.kind is option.VAR_KEYWORD else None
         options.extend(grouped.__annotations__ if grouped else [name])
     return tuple(options)

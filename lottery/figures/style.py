@@ -242,6 +242,7 @@ def view(points: Table, full: bool = False, is_loss: bool = False) -> tuple[floa
     known = points[points["mean"].notna()]
     main = known if full else known[known["branch"] == points["branch"].iloc[0]]
     main = known if main.empty else main
+    # Two fifths of the height for the first branch leave one and a half times its own for what is worse.
     low, high = 0.0, 1.0
     if is_loss and len(known):
         low, high = known["low"].min(), main["high"].max()

@@ -238,7 +238,6 @@ def _wrong_budget(stored: StoredRound, curves: Curves) -> Iterator[str]:
 
 def _wrong_weights(stored: StoredRound, validation: dict[int, tuple[float, float]]) -> Iterator[str]:
     record, kept, trained = stored.record, stored.masks, stored.weights
-    masks.check(kept, trained)
     # A network may never learn: then its weights stay as they are, and so does its loss.
     learned = len({loss for loss, _ in validation.values()}) > 1
     if learned and weights.fingerprint(trained) == record["start_sha256"]:
@@ -247,7 +246,6 @@ def _wrong_weights(stored: StoredRound, validation: dict[int, tuple[float, float
     if (record["kept"], record["num_kept"], record["density"]) != (counts, sum(counts.values()), masks.density(kept)):
         yield "The record's counts differ from those of the masks."
     if stored.has(store.EARLY_STOP):
-        masks.check(kept, stored.early_stop)
         at_the_end = record["early_stop_step"] == max(validation)
         if at_the_end and weights.fingerprint(stored.early_stop) != weights.fingerprint(trained):
             yield "The weights at the early-stop step differ from those after training, which is the same step."
@@ -261,6 +259,7 @@ def _either(stored: StoredRound) -> masks.Weights:
     initial = store.read_start(stored.run, stored.replicate, stored.experiment.rewind.step)
     masks.check(stored.masks, initial)
     always = mask_actions.MASK_ACTIONS[held_at] is mask_actions.initial_value
+    # As mask action `initial_value` wants it, every entry is at its initial value, whatever is stored.
     at_initial = {name: (stored.weights[name] == initial[name]) | always for name in stored.masks}
     return mask_actions.values(at_initial, initial)
 

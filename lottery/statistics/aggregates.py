@@ -248,7 +248,7 @@ def _common(tables: Mapping[tuple[str, str], Table], within: float) -> list[floa
     first, *others = (_densities(rows) for rows in tables.values())
     found = [at for at in first.values() if at < 1]
     for own in others:
-        found = [at for at in found if min(abs(density / at - 1) for density in own.values()) <= within + 1e-9]
+        found = [at for at in found if any(comparison.is_near(density, at, within) for density in own.values())]
     if not found:
         raise LotteryError(
             f"The runs have no density in common within {100 * within:g} %. Choose a density with --density, or a "
@@ -267,7 +267,7 @@ def _densities(rows: Table) -> dict[int, float]:
 def _nearest(rows: Table, at: float, within: float, task: str) -> int:
     densities = _densities(rows)
     number = min(densities, key=lambda number: abs(math.log(densities[number] / at)))
-    if abs(densities[number] / at - 1) > within + 1e-9:
+    if not comparison.is_near(densities[number], at, within):
         raise LotteryError(
             f"{task} has no density within {100 * within:g} % of {at:g}; the nearest is {densities[number]:.4f}. "
             "Choose another --density, or a larger --within."

@@ -56,6 +56,11 @@ def drawn_from(run: Path) -> tuple[str | None, int]:
     return store.read_environment(run).get("data_sha256"), store.read_experiment(run).run.seed
 
 
+def is_near(density: float, other: float, within: float) -> bool:
+    """Return True if two densities differ by at most a fraction of the second."""
+    return abs(density / other - 1) <= within + 1e-9  # an error of rounding is no difference
+
+
 def common_metric(tables: Mapping[str, Table]) -> Metric:
     """Choose what to compare: the test accuracy, or the test loss if no run measures accuracy."""
     runs: dict[Metric, str] = {}  # the first run of each
@@ -148,7 +153,7 @@ def _partners(tickets: Table, reference: Table, within: float) -> dict[int, int]
     own, others = (rows.groupby("round")["density"].mean().to_dict() for rows in (tickets, reference))
     candidates = []
     for (number, density), (partner, other) in itertools.product(own.items(), others.items()):
-        if abs(density / other - 1) <= within + 1e-9:
+        if is_near(density, other, within):
             # Rounded, so that densities that differ by an error of rounding are as far apart as equal ones.
             apart = round(abs(math.log(density / other)), 9)
             # Of equal densities, those of the same round.

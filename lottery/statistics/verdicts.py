@@ -90,7 +90,7 @@ JUDGED = (
     "step_high", "early_stop", "final_mean", "final_low", "final_high", "final_verdict", "special", "as_good",
     "matching_p", "winning_p", "better_p", "final_p",
 )  # fmt: skip
-_NOT_KNOWN = {"early_stop": "", "final_verdict": "", "special": "", "as_good": ""}  # numbers are NaN
+_NOT_KNOWN: dict[str, Any] = {"early_stop": "", "final_verdict": "", "special": "", "as_good": ""}  # numbers are NaN
 
 
 @dataclass(frozen=True)
@@ -272,6 +272,7 @@ def judged(rows: Table, rule: Rule = DEFAULT) -> Table:
             line |= _ends(budget, "budget")
             line["winning_p"] = rule.p_value(budget, rule.bound)
             line["better_p"] = rule.p_value(budget, 0)
+            # Within the budget is the harder test, so it goes over the verdict at the early-stop step.
             if budget["low"] >= rule.bound:
                 line["verdict"] = WINNING
         if step:
@@ -360,6 +361,7 @@ def lower_bound(judgement: Judgement, line: Mapping[str, Any]) -> float:
     """
     rule, num = judgement.rule, len(judgement.rounds)
     measure = rule.metric.budget if line["verdict"] == WINNING else rule.metric.early_stop
+    # The round was chosen by these very differences, so that its own interval would be too narrow.
     found = differences(judgement.scores, measure, confidence=1 - (1 - rule.confidence) / num)
     low = float(found.set_index("round").loc[line["round"], "low"])
     return max(low, -rule.tolerance)
@@ -407,7 +409,7 @@ def beside_controls(rows: Table, rule: Rule) -> dict[Any, dict[str, dict[str, An
     return found
 
 
-def _special(rows: Table, rule: Rule) -> dict[Any, dict[str, str]]:
+def _special(rows: Table, rule: Rule) -> dict[Any, dict[str, Any]]:
     found = {}
     for number, lines in beside_controls(rows, rule).items():
         as_good = [branch for branch, line in lines.items() if line["ticket"] in (AS_GOOD, WORSE)]
