@@ -191,7 +191,7 @@ def paired(rows: Table, measure: str = "", against: str = "dense") -> Table:
     tickets = chain(store.TICKET)
     if against == "dense":
         pruned = tickets[[number for number in tickets if number != 0]]
-        # A run in the making may have rounds of which no dense network is in the table.
+        # A part of a table, such as chosen rounds, may lack the dense networks.
         return pruned.sub(tickets[0], axis=0) if 0 in tickets else pruned * math.nan
     others = sorted(set(rows["branch"]) - {store.TICKET})
     if against not in others:
@@ -206,7 +206,7 @@ def differences(
     """Summarise `paired` over replicates, a row for each round in which at least one pair is complete.
 
     Of the columns `DIFFERENCES`, ``replicates`` counts the pairs, ``std`` is the sample standard deviation (NaN for
-    one pair), ``low`` and ``high`` are from `intervals.mean_interval` (infinite for one pair), as is `spacing`.
+    one pair), ``low`` and ``high`` are from `intervals.mean_interval` with the spacing (infinite for one pair).
     """
     import pandas as pd
 
