@@ -2,8 +2,8 @@
 
 import itertools
 import math
-import os
 import re
+import shutil
 import textwrap
 from collections.abc import Iterable
 from numbers import Real
@@ -55,11 +55,6 @@ def are_numbers(cells: Iterable[str]) -> bool:
     return all(cell[:1] in "0123456789+−≥" for cell in cells)
 
 
-def signed(value: float) -> str:
-    """Format a difference with its sign; zero is +0.0000."""
-    return formatted(value, "+.4f")
-
-
 def ends(low: float, high: float, form: str = "+.4f") -> str:
     """Format the ends of an interval."""
     return f"{formatted(low, form)} to {formatted(high, form)}" if abs(low) != float("inf") else "not known"
@@ -108,11 +103,13 @@ def listed(words: Iterable[Any], conjunction: str = "and") -> str:
     return f"{', '.join(most)} {conjunction} {last}" if most else last
 
 
-def ranges(numbers: Iterable[int]) -> str:
-    """List whole numbers in a few words, such as 1 to 3, 5."""
-    groups = itertools.groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
+def ranges(numbers: Iterable[int], noun: str = "") -> str:
+    """List whole numbers in a few words, such as 1 to 3, 5, or after a noun: rounds 1 to 3, 5."""
+    ordered = sorted(numbers)
+    groups = itertools.groupby(enumerate(ordered), key=lambda pair: pair[1] - pair[0])
     parts = [[num for _, num in group] for _, group in groups]
-    return ", ".join(f"{part[0]} to {part[-1]}" if len(part) > 2 else ", ".join(map(str, part)) for part in parts)
+    text = ", ".join(f"{part[0]} to {part[-1]}" if len(part) > 2 else ", ".join(map(str, part)) for part in parts)
+    return f"{noun}{'s' if len(ordered) > 1 else ''} {text}" if noun else text
 
 
 def plain(value: Any) -> str:
@@ -128,14 +125,7 @@ def plain(value: Any) -> str:
 
 def columns(stream: Any) -> int | None:
     """Return the width of the terminal that a stream writes to; None for a pipe or a file, where nothing is cut."""
-    if not stream.isatty():
-        return None
-    if (wanted := os.environ.get("COLUMNS", "")).isdecimal() and int(wanted):
-        return int(wanted)
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or 80
-    except (OSError, ValueError):
-        return 80
+    return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
 def wrapped(text: str, width: int | None) -> str:

@@ -43,7 +43,7 @@ class Grid(NamedTuple):
 def of_rows(
     rows: Sequence[Mapping[str, Any]], columns: Mapping[str, tuple[str, Callable[[Any], str]]], **parts: Any
 ) -> Grid:
-    """Make a table of rows of values, without the columns that are empty in all of them.
+    """Make a table of rows of values, without columns that are empty in all of them, and what explains these.
 
     Args:
         rows: One or more.
@@ -54,7 +54,8 @@ def of_rows(
     lines = [[_text(row[key], format) for key, format in columns.values()] for row in rows]
     places = [place for place in range(len(columns)) if any(line[place] for line in lines)]
     heads = list(columns)
-    return Grid([heads[place] for place in places], [[line[place] for place in places] for line in lines], **parts)
+    made = Grid([heads[place] for place in places], [[line[place] for place in places] for line in lines], **parts)
+    return made._replace(key=dict(made.explained()))
 
 
 def _text(value: Any, format: Callable[[Any], str]) -> str:

@@ -4,15 +4,15 @@ The functions draw the table of `read` on Matplotlib axes `ax`, or on pyplot's c
 raise `LotteryError` if the table is empty or lacks the value of an option. `caption` has the text beside a figure.
 """
 
+import functools
 import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
-from lottery import files
 from lottery.analysis import ANALYSES
-from lottery.errors import LotteryError, missing, printable_all, unknown
-from lottery.figures import captions, layout, sheets
+from lottery.errors import LotteryError, missing, unknown
+from lottery.figures import layout, sheets
 from lottery.figures import style as styles
 from lottery.figures.record import Analysis
 from lottery.grids import Table
@@ -77,37 +77,22 @@ def drawn(
     Raises:
         LotteryError: An unknown kind, style or option, another width, an empty table, or an error of the function.
     """
-    from matplotlib import rc_context
-
-    draw, sheet = _figure(kind), sheets.named(style)
+    figure, sheet = _figure(kind), sheets.named(style)
     width = sheet.width if width is None else width
     if not sheet.narrowest <= width <= _WIDEST:
         allowed = f"{sheet.narrowest:g} to {_WIDEST} inches with the style {style!r}"
         raise LotteryError(f"width must be {allowed}, not {width:g}.")
     if axis not in AXES:
         raise unknown("axis", axis, AXES)
-    _check_options(kind, options)
-    options = _with_interval(kind, style, options)
-    with rc_context(sheet.settings):
-        figure = sheets.new_figure(width)
-        if title:
-            figure.suptitle(title, fontsize="large")
-        own = ANALYSES[kind].height
-        height = own(source, width, **options) if own else layout.usual_height(width)
-        figure.set_size_inches(width, height + (styles.letters(1.6) if title else 0))
-        ax = draw(source, figure.subplots(), **options)
+    options = _completed(kind, style, options)
+
+    def draw(ax: Any) -> None:
+        ax = figure(source, ax, **options)
         if axis == "percent" and not layout.in_per_cent(ax):
             raise LotteryError(f"The kind {kind!r} has no axis of densities or accuracies to label in per cent.")
-        layout.fit(figure)
-    return figure
 
-
-def _with_interval(kind: str, style: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Add the interval of the style sheet to the options of a kind that has one."""
-    usual = sheets.named(style).interval
-    if not usual or "interval" not in options_of(kind):
-        return options
-    return {"interval": usual} | options
+    own = ANALYSES[kind].height
+    return layout.drawn(sheet, width, draw, own and functools.partial(own, source, width, **options), title)
 
 
 def caption(source: Table, kind: str = "accuracy", style: str = "screen", **options: Any) -> str:
@@ -115,15 +100,14 @@ def caption(source: Table, kind: str = "accuracy", style: str = "screen", **opti
 
     See `drawn` for arguments and errors. It draws nothing.
     """
-    _figure(kind)
-    _check_options(kind, options)
+    options = _completed(kind, style, options)
     text = ANALYSES[kind].caption or ANALYSES[kind].help
-    return text if isinstance(text, str) else text(source, **_with_interval(kind, style, options))
+    return text if isinstance(text, str) else text(source, **options)
 
 
 def latex_caption(source: Table, kind: str = "accuracy", style: str = "screen", **options: Any) -> str:
     r"""Write the text of `caption` as a LaTeX ``\caption{...}``."""
-    return captions.latex(caption(source, kind, style, **options))
+    return sheets.latex(caption(source, kind, style, **options))
 
 
 def svg(source: Table, kind: str = "accuracy", title: str = "", **options: Any) -> str:
@@ -138,27 +122,14 @@ def save(source: Table, path: str | Path, kind: str = "accuracy", style: str = "
     A PDF has its fonts embedded as TrueType. See `drawn` for the other arguments and errors; an unknown ending, or a
     file that cannot be written, is an error.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    path = Path(path)
-    ending = path.suffix.lstrip(".")
-    _figure(kind)
-    if ending not in FigureCanvasAgg.get_supported_filetypes():
-        raise unknown("The ending of a figure's file", ending, ("png", "svg", "pdf"))
-    figure = drawn(source, kind, style, **options)
-    try:
-        content = sheets.saved(figure, ending, sheets.named(style).dpi)
-    except (OSError, RuntimeError, ImportError) as error:  # some formats take a program, as pgf takes LaTeX
-        why = printable_all(str(error).strip().partition("\n")[0])
-        raise LotteryError(f"This machine cannot write {ending} ({why}). Use png, svg or pdf.") from None
-    files.write(path, content)
-    return path
+    return sheets.write(path, lambda: drawn(source, kind, style, **options), sheets.named(style).dpi)
 
 
 def options_of(kind: str) -> tuple[str, ...]:
     """List the names of the options of a kind's function, after its table and axes."""
     options: list[str] = []
     for name, option in list(inspect.signature(_figure(kind)).parameters.items())[2:]:
+        # Options that several functions share are one keyword argument, of the type of a dict that names them.
         grouped = get_args(option.annotation)[0] if option.kind is option.VAR_KEYWORD else None
         options.extend(grouped.__annotations__ if grouped else [name])
     return tuple(options)
@@ -173,11 +144,13 @@ _WIDEST = 40  # inches
 AXES = ("fraction", "percent")  # what the axes of densities and accuracies are labelled in
 
 
-def _check_options(kind: str, options: dict[str, Any]) -> None:
-    """Raise `LotteryError` if the function of a kind does not know an option."""
+def _completed(kind: str, style: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Add the interval of the style sheet to the options of a kind that has one; refuse options that it lacks."""
+    known, usual = options_of(kind), sheets.named(style).interval
     for option in options:
-        if option not in options_of(kind):
-            raise missing(f"{kind} has no option", option, options_of(kind))
+        if option not in known:
+            raise missing(f"{kind} has no option", option, known)
+    return {"interval": usual} | options if usual and "interval" in known else options
 
 
 def _figure(kind: str) -> Callable[..., Any]:
@@ -190,7 +163,7 @@ def _figure(kind: str) -> Callable[..., Any]:
 
 def _last_rounds(run: Path) -> list[int]:
     """List the last complete round of each replicate that has any."""
-    numbers = store.replicates(run, store.read_experiment(run))
-    lengths = [len(store.complete_rounds(run, replicate)) for replicate in numbers]
-    styles.check(lasts := [length - 1 for length in lengths if length])
+    complete = [store.complete_rounds(run, number) for number in store.replicates(run, store.read_experiment(run))]
+    lasts = [rounds[-1] for rounds in complete if rounds]
+    styles.check(lasts)
     return lasts

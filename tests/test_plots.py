@@ -10,7 +10,7 @@ from scipy import stats
 
 from lottery import plots
 from lottery.errors import LotteryError
-from lottery.figures import captions, sheets, style
+from lottery.figures import sheets, style
 from lottery.pruning.branches import BRANCHES
 from tests.statistics.test_results import made_up
 
@@ -244,7 +244,7 @@ def test_captions_for_latex():
     assert text.startswith(r"\caption{Test accuracy") and text.endswith("}") and text.count("{") == text.count("}") == 1
     assert "Means of $n$ = 2 replicates, bars and grey band: lowest to highest." in text
     assert "Triangles" in text and "Triangles" not in plots.caption(table, full=True)
-    special = captions.latex("a_b & 5 % of {x} \\ −1 ≥ 2 #1 ~ ^")
+    special = sheets.latex("a_b & 5 % of {x} \\ −1 ≥ 2 #1 ~ ^")
     assert special == (
         r"\caption{a\_b \& 5\,\% of \{x\} \textbackslash{} $-$1 $\geq$ 2 \#1 \textasciitilde{} \textasciicircum{}}"
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 from lottery.analysis import costs
 from lottery.errors import LotteryError, unknown
-from lottery.figures import captions, layout, style
+from lottery.figures import layout, style
 from lottery.figures.record import Analysis
 from lottery.grids import Table
 from lottery.pruning import branches
@@ -127,7 +127,7 @@ def caption(
     has_dense = reference and (points["round"] == 0).any()
     sentences = [
         f"{measure.name.capitalize()} at the early-stop step against {label_of_x}.",
-        captions.replicates(points, _BOTH if has_dense else "bars", interval),
+        style.replicates(points, _BOTH if has_dense else "bars", interval),
     ]
     known = points[points["mean"].notna()]
     if len(_outside(known, measure, style.view(points, full or not reference, measure.is_loss))):
@@ -183,7 +183,7 @@ def early_stop_caption(rows: Table, interval: str = "range", labels: Mapping[str
     _, points = _steps(rows, interval)
     sentences = [
         f"Early-stop step, at which the validation loss is lowest, against {_LABELS['density']}.",
-        captions.replicates(points, _BOTH if (points["round"] == 0).any() else "bars", interval),
+        style.replicates(points, _BOTH if (points["round"] == 0).any() else "bars", interval),
     ]
     if points["bound"].any():
         sentences.append("Open markers are lower bounds: in a replicate the loss is lowest at the last step.")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery.figures import captions, layout, style
+from lottery.figures import layout, style
 from lottery.figures.record import Analysis, NothingToDraw, frame
 from lottery.grids import Table
 from lottery.runs import store
@@ -76,7 +76,7 @@ def caption(found: Table, rounds: Iterable[int] | None = None, interval: str = "
     """Write the text beside `figure`."""
     points = _points(found, rounds, interval)
     what = "Test accuracy of each class at the early-stop step, ticket − dense."
-    return f"{what} {captions.replicates(points, 'bars', interval)}"
+    return f"{what} {style.replicates(points, 'bars', interval)}"
 
 
 def _points(found: Table, rounds: Iterable[int] | None, interval: str) -> Table:

@@ -9,7 +9,7 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 
 from lottery.errors import unknown
-from lottery.figures import captions, layout, style
+from lottery.figures import layout, style
 from lottery.figures.record import Analysis, frame
 from lottery.formatting import percent
 from lottery.grids import Table
@@ -124,7 +124,7 @@ def barrier_caption(points: Table, **which: Unpack[Paths]) -> str:
     """Write the text beside `barrier`."""
     part = _chosen(points, **which)
     what = "Error on the straight line between two networks that were trained from the weights of the same step on two"
-    return f"{what} orders of the data. {captions.replicates(_lines(part), 'band')}{_remark(part)}"
+    return f"{what} orders of the data. {style.replicates(_lines(part), 'band')}{_remark(part)}"
 
 
 def instability(barriers: Table, ax: Any = None, over: str = "density", batch_norm: str | None = None) -> Any:
@@ -159,7 +159,7 @@ def instability_caption(barriers: Table, over: str = "density", batch_norm: str 
     """Write the text beside `instability`."""
     _, spread = _barriers_over(barriers, over, batch_norm)
     what = f"Error barrier of the networks between two that share the weights of a step, against {over}; below the"
-    of = captions.replicates(spread, "bars")
+    of = style.replicates(spread, "bars")
     return f"{what} dotted line a pair is called stable. {of}{_remark(_selected(barriers, None, batch_norm))}"
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, Unpack
 
 from lottery.errors import unknown
-from lottery.figures import captions, layout, style
+from lottery.figures import layout, style
 from lottery.figures.record import Analysis, frame
 from lottery.grids import Table
 from lottery.runs import store
@@ -75,7 +75,7 @@ def caption(curves: Table, **shown: Unpack[Shown]) -> str:
     sentences = [f"{lines.split.capitalize()} {lines.measure} while training, of {of}."]
     if lines.measure != shown.get("measure", "accuracy"):
         sentences.append("No accuracy is measured.")
-    sentences.append(captions.replicates(lines.points, "band"))
+    sentences.append(style.replicates(lines.points, "band"))
     if lines.together > 1:
         sentences.append(f"Each point after step 0 is the mean of up to {lines.together} evaluations.")
     lowest, highest = lines.points["low"].min(), lines.points["high"].max()

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from lottery.errors import unknown
-from lottery.figures import captions, layout, style
+from lottery.figures import layout, style
 from lottery.figures.record import Analysis, frame
 from lottery.grids import Table
 from lottery.runs.stored import stored_rounds
@@ -82,7 +82,7 @@ def caption(table: Table, measure: str = "relative_distance") -> str:
     """Write the text beside `figure`."""
     points = _points(table, measure)  # refuses an unknown measure
     what = f"How far training moves the surviving weights: {DISTANCES[measure]}, against density."
-    return f"{what} {captions.replicates(points, 'bars')}"
+    return f"{what} {style.replicates(points, 'bars')}"
 
 
 def _points(table: Table, measure: str) -> Table:

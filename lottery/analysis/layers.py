@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery.figures import captions, layout, style
+from lottery.figures import layout, style
 from lottery.figures.record import Analysis, frame
 from lottery.grids import Table
 from lottery.runs import store
@@ -128,7 +128,7 @@ def caption(table: Table, branch: str = store.TICKET) -> str:
     of = "the ticket" if branch == store.TICKET else branch
     sentences = [
         f"Density of each weight of {of} by round; dashed: of the whole network.",
-        captions.replicates(points, "bars"),
+        style.replicates(points, "bars"),
     ]
     if part["collapsed"].any():
         sentences.append("Crosses mark rounds in which a replicate keeps nothing of a weight.")
@@ -183,7 +183,7 @@ def degrees_caption(
     lines, weight = _degrees_of(table, weight, side, rounds)
     entries, of = _SIDES[side]
     what = f"Fraction of the {of} of {weight} with at most so many kept entries that {entries}."
-    return f"{what} {captions.replicates(_cumulative(lines), 'band')}"
+    return f"{what} {style.replicates(_cumulative(lines), 'band')}"
 
 
 _LINEAR = 0.25  # of a tenfold on the axis: the part from 0 to the fewest entries, where nothing happens

@@ -1,16 +1,14 @@
 """The performance profiles of methods over several runs: how many networks are better than a threshold."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lottery import files
-from lottery.errors import LotteryError, unknown
+from lottery.errors import LotteryError
 from lottery.figures import layout, sheets, style
 from lottery.grids import Table
-
-ENDINGS = ("png", "svg", "pdf")
 
 
 def figure(found: Table, ax: Any = None) -> Any:
@@ -59,19 +57,6 @@ def figure(found: Table, ax: Any = None) -> Any:
 
 def save(found: Table, path: str | Path, title: str = "") -> Path:
     """Draw `figure` to a file, whose ending decides the format (png, svg, pdf), and return its path."""
-    from matplotlib import rc_context
-
-    path = Path(path)
     sheet = sheets.SHEETS["screen"]
-    ending = path.suffix.lstrip(".")
-    if ending not in ENDINGS:
-        raise unknown("The ending of a figure's file", ending, ENDINGS)
-    with rc_context(sheet.settings):
-        drawing = sheets.new_figure(sheet.width)
-        if title:
-            drawing.suptitle(title, fontsize="large")
-        drawing.set_size_inches(sheet.width, layout.usual_height(sheet.width))
-        figure(found, drawing.subplots())
-        layout.fit(drawing)
-        files.write(path, sheets.saved(drawing, ending, sheet.dpi))
-    return path
+    draw = functools.partial(figure, found)
+    return sheets.write(path, lambda: layout.drawn(sheet, sheet.width, draw, title=title))

@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from lottery.figures import captions, layout, style
+from lottery.figures import layout, style
 from lottery.figures.record import Analysis, NothingToDraw
 from lottery.grids import Table
 from lottery.runs import store
-from lottery.statistics import results, verdicts
+from lottery.statistics import results
+from lottery.statistics.metric import transferred
 
 
 def figure(rows: Table, ax: Any = None, interval: str = "range", labels: Mapping[str, str] | None = None) -> Any:
@@ -35,7 +36,7 @@ def caption(rows: Table, interval: str = "range", labels: Mapping[str, str] | No
     sentences = [
         "Steps to the lowest validation loss of the dense network, over its own steps, against density, the fraction of"
         " prunable weights that is kept.",
-        captions.replicates(points, "bars", interval),
+        style.replicates(points, "bars", interval),
     ]
     if points["bound"].any():
         sentences.append("Open markers are lower bounds: a replicate never has that loss.")
@@ -47,7 +48,7 @@ def _points(rows: Table, interval: str) -> Table:
     style.check(rows)
     tickets = rows[rows["branch"] == store.TICKET]
     dense = tickets[tickets["round"] == 0].set_index("replicate")["dense_loss_step"]
-    trained = rows[(rows["round"] > 0) & rows["final_train_loss"].notna() & ~verdicts.transferred(rows)]
+    trained = rows[(rows["round"] > 0) & rows["final_train_loss"].notna() & ~transferred(rows)]
     # A dense network that is best before it is trained takes no steps, of which there is no share.
     steps = trained["replicate"].map(dense[dense > 0])
     trained = trained[steps.notna()]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lottery.errors import LotteryError
-from lottery.figures import captions, layout, style
+from lottery.figures import layout, style
 from lottery.figures.record import Analysis, frame
 from lottery.grids import Table
 from lottery.runs.stored import stored_rounds
@@ -72,7 +72,7 @@ def figure(survivors: Table, ax: Any = None, weight: str | None = None, rounds: 
 def caption(survivors: Table, weight: str | None = None, rounds: Iterable[int] | None = None) -> str:
     """Write the text beside `figure`."""
     points, weight, _ = _points(survivors, weight, rounds)
-    return f"Distribution of the start weights of {weight} that survive. {captions.replicates(points, 'band')}"
+    return f"Distribution of the start weights of {weight} that survive. {style.replicates(points, 'band')}"
 
 
 _MOST = 3  # rounds by default: more distributions on top of each other cannot be read

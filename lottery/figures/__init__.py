@@ -1,1 +1,1 @@
-"""How figures are drawn: styles, layout, captions, and the record that joins a table, a figure and its text."""
+"""How figures are drawn: styles, layout, sheets, and the record that joins a table, a figure and its text."""

@@ -2,12 +2,32 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lottery.figures import captions, style
-from lottery.figures.captions import INTERVALS
+from lottery.figures import style
+from lottery.figures.sheets import Sheet, new_figure
 from lottery.grids import Table
+
+
+def drawn(
+    sheet: Sheet, width: float, draw: Callable[[Any], Any], height: Callable[[], float] | None = None, title: str = ""
+) -> Any:
+    """Make a figure outside pyplot in a style sheet, so many inches wide, and draw on its axes.
+
+    The height is that of what is drawn: by default the usual one. Functions, as letters are measured in the sheet.
+    """
+    from matplotlib import rc_context
+
+    with rc_context(sheet.settings):
+        figure = new_figure(width)
+        if title:
+            figure.suptitle(title, fontsize="large")
+        inches = height() if height else usual_height(width)
+        figure.set_size_inches(width, inches + (style.letters(1.6) if title else 0))
+        draw(figure.subplots())
+        fit(figure)
+    return figure
 
 
 def finish(
@@ -24,7 +44,7 @@ def finish(
         ax: The axes.
         points: The means of `spread`, of which a last entry explains the bars or bands and counts the replicates.
         shape: ``"bars"``, ``"band"``, or words that have both.
-        interval: A key of `captions.INTERVALS`.
+        interval: A key of `style.INTERVALS`.
         named: What the legend shows in place of the lines of a label.
         above: Inches above the axes where the legend is, in any case; for axes that are full of panels.
     """
@@ -32,8 +52,8 @@ def finish(
     handles, labels = ax.get_legend_handles_labels()
     entries = [((named or {}).get(label, handle), label) for handle, label in zip(handles, labels, strict=True)]
     if points["replicates"].max() > 1:
-        kind = {"range": INTERVALS["range"], "t": "95 % t interval"}[interval]
-        entries.append((_glyph(shape), f"{kind}, n = {captions.counted(points)[1]}"))
+        kind = style.INTERVALS[interval].removesuffix(" for the mean")
+        entries.append((_glyph(shape), f"{kind}, n = {style.counted(points)[1]}"))
     _place(ax, [handle for handle, _ in entries], [label for _, label in entries], above)
     return ax
 
@@ -106,6 +126,7 @@ def _place(ax: Any, handles: Sequence[Any], labels: Sequence[str], above: float 
     # Dashes show in long enough handles.
     looks = {"frameon": False, "handlelength": 2.5, "borderaxespad": 0}
     box = ax.legend(handles, labels, **looks).get_window_extent()
+    # Beside the axes it may have more columns, if it is too high for one, as long as the axes keep most of the width.
     columns = math.ceil(box.height / (0.95 * figure.bbox.height))
     if above is None and columns * box.width < 0.38 * figure.bbox.width:
         ax.legend(handles, labels, loc="upper left", bbox_to_anchor=(1.01, 1), ncols=columns, **looks)
@@ -143,6 +164,7 @@ def fit(figure: Any) -> None:
     What is drawn later, such as a file, finds ticks in the style sheet of now.
     """
     figure.draw_without_rendering()
+    # The legend has taken its room from the axes, so the figure grows by as much.
     ax = figure.axes[0]
     legend, frame = ax.get_legend(), ax.get_window_extent()
     if legend is not None and (box := legend.get_window_extent()).y0 >= frame.y1:

@@ -1,12 +1,15 @@
-"""Style sheets, which decide the size of a figure, and its files: PNG, PDF, and SVG for a page."""
+"""Style sheets, which decide the size of a figure; its files, PNG, PDF, and SVG for a page; and captions for LaTeX."""
 
 import hashlib
 import io
 import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 from xml.sax.saxutils import quoteattr
 
-from lottery.errors import unknown
+from lottery import files
+from lottery.errors import LotteryError, printable_all, unknown
 
 
 class Sheet(NamedTuple):
@@ -67,10 +70,13 @@ def as_svg(figure: Any, label: str) -> str:
         sans-serif font, and lengths in points to two decimals. A screen reader reads the label.
     """
     _, start, text = saved(figure, "svg").decode().partition("<svg")
+    # Numbers of many places, and space between elements, would only make the page larger.
     text = re.sub(r'="([^"]*)"', lambda found: f'="{_rounded(found[1])}"', start + text)
     text = re.sub(r">\s+<", "><", text).strip()
     text = re.sub(r' transform="rotate\(-0 [^"]*"', "", text)
+    # The page chooses the font, in place of Matplotlib's list of names.
     text = re.sub(r"(?:'[^'\"]*', )+sans-serif", "sans-serif", text)
+    # Within HTML, references need no namespace.
     text = text.replace("xlink:href", "href").replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "")
     names = dict.fromkeys(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
     # Matplotlib's ids depend on a part of a figure only, so they are made to depend on all of it.
@@ -107,6 +113,40 @@ def saved(figure: Any, ending: str, dpi: int = SHEETS["screen"].dpi) -> bytes:
     file = io.BytesIO()
     figure.savefig(file, format=ending, dpi=dpi, metadata=dict.fromkeys(dated) or None)
     return file.getvalue()
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "−": "$-$", "≥": r"$\geq$",
+}  # fmt: skip
+
+
+def latex(text: str) -> str:
+    r"""Write a text as a LaTeX ``\caption{...}``."""
+    escaped = "".join(_LATEX.get(letter, letter) for letter in text)
+    return "\\caption{" + escaped.replace(r" \%", r"\,\%").replace("n = ", "$n$ = ") + "}"
+
+
+def write(path: str | Path, draw: Callable[[], Any], dpi: int = SHEETS["screen"].dpi) -> Path:
+    """Write the figure that a function draws to a file, whose ending decides the format, and return its path.
+
+    Raises:
+        LotteryError: An unknown ending, before anything is drawn, or a file that cannot be written.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    path = Path(path)
+    ending = path.suffix.lstrip(".")
+    if ending not in FigureCanvasAgg.get_supported_filetypes():
+        raise unknown("The ending of a figure's file", ending, ("png", "svg", "pdf"))
+    figure = draw()
+    try:
+        content = saved(figure, ending, dpi)
+    except (OSError, RuntimeError, ImportError) as error:  # some formats take a program, as pgf takes LaTeX
+        why = printable_all(str(error).strip().partition("\n")[0])
+        raise LotteryError(f"This machine cannot write {ending} ({why}). Use png, svg or pdf.") from None
+    files.write(path, content)
+    return path
 
 
 def _rounded(attribute: str) -> str:

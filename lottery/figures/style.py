@@ -1,4 +1,4 @@
-"""The style of figures: colours, markers and lines, the rows and means that they show, and axes."""
+"""The style of figures: colours, markers and lines, the rows and means that they show and in words, and axes."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from lottery.errors import LotteryError, unknown
-from lottery.figures.captions import INTERVALS
 from lottery.figures.record import NothingToDraw
 from lottery.grids import Table
 from lottery.statistics import intervals
@@ -25,17 +24,17 @@ STYLES: tuple[BranchStyle, ...] = (
     ("#BF812D", "x", (0, (3, 1))), ("#41AB5D", "+", (0, (9, 1, 3, 1))),
 )  # fmt: skip
 
-
 DENSITY = "density (fraction of prunable weights kept)"
-NO_ROUND = "no round is complete yet"
 MOST = 6  # rounds in one figure by default
+# The bars and bands of a figure, by the name of their interval.
+INTERVALS = {"range": "lowest to highest", "t": "95 % t interval for the mean"}
 
 
 def chosen(rounds: Iterable[int], most: int) -> list[int]:
     """Choose rounds for a figure: at most so many, evenly apart, the first and the last among them."""
     there = sorted(set(rounds))
     places = np.linspace(0, len(there) - 1, min(most, len(there))).round().astype(int)
-    return [int(there[place]) for place in dict.fromkeys(places.tolist())]
+    return [int(there[place]) for place in places]
 
 
 def in_order(num: int) -> list[BranchStyle]:
@@ -45,6 +44,7 @@ def in_order(num: int) -> list[BranchStyle]:
     # The end of the colour map is a yellow that is invisible on white.
     colors = [colormaps["viridis"](0.85 * place / max(num - 1, 1)) for place in range(num)]
     several = len(STYLES)
+    # Two lengths without a common divisor, so that a marker comes back with another line.
     return [(color, STYLES[at % several][1], STYLES[at % (several - 1)][2]) for at, color in enumerate(colors)]
 
 
@@ -63,7 +63,7 @@ def new_or(ax: Any) -> Any:
     return plt.gca()
 
 
-def check(table: Table, why: str = NO_ROUND) -> None:
+def check(table: Table, why: str = "no round is complete yet") -> None:
     """Raise `NothingToDraw`, with the reason, if a table has no rows."""
     if len(table) == 0:
         raise NothingToDraw(f"There is nothing to plot: {why}.")
@@ -128,6 +128,27 @@ def spread(table: Table, by: Sequence[str], column: str, interval: str = "range"
     # The mean of equal values may be off by a unit in the last place.
     low, high = ends["low"].clip(upper=found["mean"]), ends["high"].clip(lower=found["mean"])
     return found.assign(low=low, high=high).sort_values(by[-1], kind="stable", ignore_index=True)
+
+
+def counted(points: Table) -> tuple[int, str]:
+    """Return the most replicates of any mean of `spread`, and their number as text, such as ``"2 to 3"``.
+
+    Means of no value do not count, unless there is nothing else.
+    """
+    known = points[points["replicates"] > 0]["replicates"]
+    known = points["of"] if known.empty else known
+    fewest, most = int(known.min()), int(known.max())
+    return most, f"{most}" if fewest == most else f"{fewest} to {most}"
+
+
+def replicates(points: Table, shape: str, interval: str = "range") -> str:
+    """Say of how many replicates the means of `spread` are, and what their bars or bands are."""
+    most, number = counted(points)
+    if most == 1:
+        return "One replicate (n = 1)."
+    if not (points["replicates"] > 0).any():
+        return f"{number} replicates."
+    return f"Means of n = {number} replicates, {shape}: {INTERVALS[interval]}."
 
 
 def thick(width: float) -> float:
@@ -225,31 +246,25 @@ def view(points: Table, full: bool = False, is_loss: bool = False) -> tuple[floa
 
     Accuracies may leave it at the bottom; losses, of which lower is better, at the top.
     """
-    if is_loss:
-        return _view_of_losses(points, full)
     known = points[points["mean"].notna()]
     main = known if full else known[known["branch"] == points["branch"].iloc[0]]
     main = known if main.empty else main
-    # A bar may reach beyond [0, 1], and all accuracies may be unknown.
-    low, high = (max(main["low"].min(), 0), min(known["high"].max(), 1)) if len(known) else (0, 1)
-    deepest = low - 1.5 * (high - low)
-    ends = known[["low", "mean"]].clip(lower=0).to_numpy()
-    low = min(low, ends[ends >= deepest].min(initial=low))
-    # At least a fiftieth, so that a difference of a few examples looks small.
-    middle, half = (low + high) / 2, max(high - low, 0.02) / 2
-    middle = min(max(middle, half), 1 - half)
-    return middle - 1.1 * half, middle + 1.1 * half
-
-
-def _view_of_losses(points: Table, full: bool) -> tuple[float, float]:
-    known = points[points["mean"].notna()]
-    main = known if full else known[known["branch"] == points["branch"].iloc[0]]
-    main = known if main.empty else main
-    low, high = (known["low"].min(), main["high"].max()) if len(known) else (0, 1)
-    ends = known[["high", "mean"]].to_numpy()
-    high = max(high, ends[ends <= high + 1.5 * (high - low)].max(initial=high))
-    # At least a fiftieth of the losses, so that a difference of little looks small.
-    middle, half = (low + high) / 2, max(high - low, abs(high) / 50, 1e-30) / 2
+    # Two fifths of the height for the first branch leave one and a half times its own for what is worse.
+    low, high = 0.0, 1.0
+    if is_loss and len(known):
+        low, high = known["low"].min(), main["high"].max()
+        ends = known[["high", "mean"]].to_numpy()
+        high = ends[ends <= high + 1.5 * (high - low)].max(initial=high)
+    elif len(known):
+        # The bar of an accuracy may reach beyond [0, 1].
+        low, high = max(main["low"].min(), 0), min(known["high"].max(), 1)
+        ends = known[["low", "mean"]].clip(lower=0).to_numpy()
+        low = ends[ends >= low - 1.5 * (high - low)].min(initial=low)
+    # At least a fiftieth, of the losses or of 1, so that a difference of little looks small.
+    least = max(abs(high) / 50, 1e-30) if is_loss else 0.02
+    middle, half = (low + high) / 2, max(high - low, least) / 2
+    if not is_loss:
+        middle = min(max(middle, half), 1 - half)
     return middle - 1.1 * half, middle + 1.1 * half
 
 

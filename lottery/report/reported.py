@@ -11,7 +11,7 @@ from lottery.errors import LotteryError
 from lottery.grids import Table
 from lottery.runs import store
 from lottery.statistics import comparison, results, verdicts
-from lottery.statistics.metric import Metric
+from lottery.statistics.metric import Metric, transferred
 from lottery.statistics.verdicts import Judgement
 
 
@@ -57,12 +57,12 @@ class ReportedRun:
     @property
     def controls(self) -> list[str]:
         """The branches that are compared with the ticket, in the order of the table."""
-        return verdicts.controls(self.rows)
+        return self.judgement.controls
 
     @cached_property
     def own(self) -> Table:
         """The rows with accuracies on the run's own data: all but those of transfers."""
-        return self.rows[~verdicts.transferred(self.rows)]
+        return self.rows[~transferred(self.rows)]
 
     @property
     def pruned(self) -> Table:

@@ -1,8 +1,6 @@
 """Linear mode connectivity on disk: siblings, trained from one state, the paths between them, and their checks."""
 
-import csv
 import hashlib
-import io
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -151,10 +149,7 @@ def read_path(path: Path) -> tuple[dict[str, Any], list[PathPoint]]:
     content = files.read(store.inside(run, path), store.MOST_METRICS)
     try:
         record = files.read_json(store.inside(run, record_file(path)))
-        columns, *lines = csv.reader(io.StringIO(content.decode()))
-        if tuple(columns) != PATH:
-            raise ValueError(f"its columns are {', '.join(columns)}")
-        rows = [(float(alpha), split, float(loss), float(error)) for alpha, split, loss, error in lines]
+        rows = store.parse_rows(content, PATH, (float, str, float, float))
         for split in {row[1] for row in rows} or {"test"}:
             alphas = [row[0] for row in rows if row[1] == split]
             if not np.array_equal(alphas, np.linspace(0, 1, max(2, len(alphas)))):
@@ -167,7 +162,7 @@ def read_path(path: Path) -> tuple[dict[str, Any], list[PathPoint]]:
             raise ValueError(f"its record has another {wrong[0]}")
         if not isinstance(record.get("networks"), list) or len(record["networks"]) != len(ORDERS):
             raise ValueError("its record does not name its networks")
-    except (LotteryError, ValueError, csv.Error) as error:
+    except ValueError as error:  # a `LotteryError` too
         raise LotteryError(f"{str(path)!r} is damaged ({error}); delete it to have it computed again.") from None
     return record, rows
 

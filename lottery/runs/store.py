@@ -9,7 +9,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,11 +100,6 @@ def start_path(run: Path, replicate: int, step: int = 0) -> Path:
 def state_path(run: Path, replicate: int, step: int) -> Path:
     """Return the file of every variable of the dense network at a step that other runs of a sweep rewind to."""
     return run / f"replicate-{replicate}" / f"step-{step:05d}.safetensors"
-
-
-def states(run: Path, replicate: int) -> list[Path]:
-    """List the files of such states."""
-    return [inside(run, path) for path in sorted(start_path(run, replicate).parent.glob("step-*.safetensors"))]
 
 
 def checkpoint_path(folder: Path, stage: str = "") -> Path:
@@ -230,6 +225,17 @@ def pack_rows(rows: Iterable[Iterable[Any]]) -> bytes:
     return table.getvalue().encode()
 
 
+def parse_rows(content: bytes, columns: Sequence[str], types: Sequence[Callable[[str], Any]]) -> list[Any]:
+    """Parse the rows of a CSV file that `pack_rows` made; raise `ValueError` if they are not of these columns."""
+    try:
+        heads, *lines = csv.reader(io.StringIO(content.decode()))
+    except csv.Error as error:
+        raise ValueError(str(error)) from None
+    if heads != list(columns):
+        raise ValueError(f"its columns are {str(heads)[:80]}")
+    return [tuple(parse(text) for parse, text in zip(types, line, strict=True)) for line in lines]
+
+
 def write_record(path: Path, record: Mapping[str, Any]) -> dict[str, Any]:
     """Write a record as JSON with a checksum of itself, and return it as written."""
     # Through JSON and back, as it will be read: the checksum is of texts, in which tuples are lists.
@@ -262,10 +268,7 @@ def read_metrics(folder: Path, content: bytes | None = None) -> list[tuple[int, 
     path = folder / "metrics.csv"
     content = files.read(path, MOST_METRICS) if content is None else content
     try:
-        columns, *lines = csv.reader(io.StringIO(content.decode()))
-        if tuple(columns) != METRICS:
-            raise ValueError(f"its columns are {str(columns)[:80]}")
-        rows = [(int(step), split, float(loss), float(accuracy)) for step, split, loss, accuracy in lines]
+        rows = parse_rows(content, METRICS, (int, str, float, float))
         if wrong := {row[1] for row in rows} - set(SPLITS):
             raise ValueError(f"it has the split {min(wrong)[:80]!r}")
         if not rows:
@@ -273,7 +276,7 @@ def read_metrics(folder: Path, content: bytes | None = None) -> list[tuple[int, 
         if not all(0 <= row[0] <= MOST for row in rows):
             raise ValueError("it has a step that no training has")
         return rows
-    except (ValueError, csv.Error) as error:
+    except ValueError as error:
         raise LotteryError(f"{str(path)!r} is damaged ({error}).") from None
 
 
@@ -289,14 +292,15 @@ def check_files(folder: Path) -> None:
         read_checked(folder / name, expected)
 
 
-def read_checked(path: Path, expected: str, most: int | None = None) -> bytes:
-    """Read a file of a round, or raise `LotteryError` if it does not have the checksum that the record expects."""
+def read_checked(
+    path: Path, expected: str, most: int | None = None, check: Callable[[files.Layout], None] = lambda found: None
+) -> bytes:
+    """Read a file of a round, or raise `LotteryError` if it does not have the checksum that the record expects.
+
+    The header of a file of arrays is checked first, by `check` too, unless `most` bounds what the file may have.
+    """
     packed = path.suffix == ".safetensors" and most is None
-    return checked(path, files.read_packed(path) if packed else files.read(path, most), expected)
-
-
-def checked(path: Path, content: bytes, expected: str) -> bytes:
-    """Return the content of a file of a round, or raise `LotteryError` if it does not have the expected checksum."""
+    content = files.read_packed(path, check) if packed else files.read(path, most)
     if hashlib.sha256(content).hexdigest() != expected:
         raise _damaged(path)
     return content

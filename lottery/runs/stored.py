@@ -46,6 +46,11 @@ class StoredRound:
         return self.replicate, self.branch, self.round, self.record["density"]
 
     @cached_property
+    def experiment(self) -> config.Experiment:
+        """The experiment of the run."""
+        return store.read_experiment(self.run)
+
+    @cached_property
     def record(self) -> dict[str, Any]:
         """The content of ``round.json``."""
         return store.read_record(store.inside(self.run, self.folder / "round.json").parent)
@@ -110,8 +115,8 @@ class StoredRound:
             raise LotteryError(f"{str(self.folder)!r} is a branch; the weights that it started from are not stored.")
         if not self.round:
             return store.read_start(self.run, self.replicate)
-        set_back = rewinding.REWINDS[self._experiment.rewind.mode].set_back
-        rng = rewinding.rng_for(self._experiment.run.seed, self.replicate, self.round)
+        set_back = rewinding.REWINDS[self.experiment.rewind.mode].set_back
+        rng = rewinding.rng_for(self.experiment.run.seed, self.replicate, self.round)
         # The round before is read from disk only where its weights decide the start.
         trained = self.before.weights if set_back is rewinding.to_trained else {}
         return set_back(self._initial, trained, self.masks, rng)
@@ -126,7 +131,7 @@ class StoredRound:
         """Where entries are held at their initial values, if masked; empty for zero. See `mask_actions.at_initial`."""
         if self.branch != store.TICKET:
             raise LotteryError(f"{str(self.folder)!r} is a branch; what its masked entries are held at is not stored.")
-        settings = self._experiment.prune
+        settings = self.experiment.prune
         if mask_actions.is_zero(settings.held_at) or not self.round:
             return {}
         dense = self.before if self.round == 1 else StoredRound(self.run, self.replicate, 0)
@@ -140,18 +145,13 @@ class StoredRound:
 
     @cached_property
     def _initial(self) -> dict[str, np.ndarray]:
-        return store.read_start(self.run, self.replicate, self._experiment.rewind.step)
-
-    @cached_property
-    def _experiment(self) -> config.Experiment:
-        return store.read_experiment(self.run)
+        return store.read_start(self.run, self.replicate, self.experiment.rewind.step)
 
     @cached_property
     def masked_start(self) -> dict[str, np.ndarray]:
         """The start under the masks, compared with the fingerprint taken when training began."""
         if not self.began_with(self.start, self.held_at):
-            place = f"round {self.round} of replicate {self.replicate}"
-            why = f"{place} did not start from the start weights stored there."
+            why = f"round {self.round} of replicate {self.replicate} did not start from the start weights stored there."
             raise LotteryError(f"{str(self.run)!r} is damaged: {why}")
         return lottery_masks.apply(self.start, self.masks, self.held_at)
 
@@ -185,23 +185,21 @@ class StoredRound:
         return name in self.record["sha256"]
 
     def _variables(self, name: str) -> dict[str, np.ndarray]:
-        path = store.inside(self.run, self.folder / name)
         first = store.start_path(self.run, self.replicate)
         # Siblings have their own folder, without initial weights.
         start = files.layout(store.inside(self.run, first)).arrays if first.exists() else {}
 
         def check(found: files.Layout) -> None:
             if start and (why := _difference(found.arrays, start)):
-                raise LotteryError(f"{str(path)!r} is damaged: {why}.")
+                raise LotteryError(f"{str(self.folder / name)!r} is damaged: {why}.")
 
-        content = store.checked(path, files.read_packed(path, check), self.record["sha256"][name])
-        found = files.parse_arrays(path, content)
+        found = files.parse_arrays(*self._read(name, check=check))
         lottery_masks.check(self.masks, found)
         return records.Record(found, self.folder / name)
 
-    def _read(self, name: str, most: int | None = None) -> tuple[Path, bytes]:
+    def _read(self, name: str, most: int | None = None, **check: Any) -> tuple[Path, bytes]:
         path = store.inside(self.run, self.folder / name)
-        return path, store.read_checked(path, self.record["sha256"][name], most)
+        return path, store.read_checked(path, self.record["sha256"][name], most, **check)
 
 
 def _difference(trained: Mapping[str, Any], start: Mapping[str, Any]) -> str:
@@ -227,20 +225,16 @@ def stored_rounds(run: Path, indices: Iterable[int] | None = None, branches: boo
     for replicate in store.replicates(run, experiment):
         complete = store.complete_rounds(run, replicate)[: experiment.prune.num_rounds + 1]
         found += [StoredRound(run, replicate, index) for index in complete]
-        if not branches:
-            continue
-        places = []
-        for index in complete:
-            labels = store.branch_labels(store.round_path(run, replicate, index))
-            places += [(label, index) for label in labels]
+        folders = {index: store.round_path(run, replicate, index) for index in complete if branches}
+        places = [(label, index) for index, folder in folders.items() for label in store.branch_labels(folder)]
         found += [StoredRound(run, replicate, index, label) for label, index in sorted(places)]
     if indices is None:
         return _one_by_one(found)
-    chosen, last = set(indices), max((stored.round for stored in found), default=-1)
-    for index in sorted(chosen - set(range(last + 1))):
-        there = f"It has the rounds 0 to {last}" if found else "It has no round yet"
-        raise LotteryError(f"Round {index!r} is not stored in {str(run)!r}. {there}.")
-    return _one_by_one([stored for stored in found if stored.round in chosen])
+    chosen, there = set(indices), {stored.round for stored in found}
+    if chosen <= there:
+        return _one_by_one([stored for stored in found if stored.round in chosen])
+    known = f"It has the rounds 0 to {max(there)}" if found else "It has no round yet"
+    raise LotteryError(f"Round {min(chosen - there)!r} is not stored in {str(run)!r}. {known}.")
 
 
 def _one_by_one(found: list[StoredRound]) -> Iterator[StoredRound]:

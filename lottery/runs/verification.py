@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,8 @@ NOT_PROVED = (
     "On the machine of the run, --retrain proves both for the networks that it trains again."
 )
 DRAWN = ("start weights",)  # what a branch needs the model for, if only to draw initial weights
+
+Curves = dict[str, dict[int, tuple[float, float]]]  # loss and accuracy by split and step
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,10 @@ def verify(run: Path, again: Recomputation | None = None) -> Iterator[tuple[str,
         # A function of the user's own may load its weights; `not_repeated` reports that.
         if complete and not _is_own(experiment) and same_start(run, replicate):
             yield f"replicate {replicate}", ["It starts from the weights of the replicate before it."]
-        for path in store.states(run, replicate):
+        folder = run / f"replicate-{replicate}"
+        for path in sorted(folder.glob("step-*.safetensors")):
             yield f"replicate {replicate}, {path.stem.replace('-', ' ')}", collected(_wrong_state(path))[0]
-        for path in sorted((run / f"replicate-{replicate}").glob("round-*/round.json")):
+        for path in sorted(folder.glob("round-*/round.json")):
             index = int(path.parent.name.removeprefix("round-"))
             if index not in complete:
                 yield f"replicate {replicate}, {path.parent.name}", ["A round before it is missing or incomplete."]
@@ -61,20 +65,23 @@ def verify(run: Path, again: Recomputation | None = None) -> Iterator[tuple[str,
         dense, before = StoredRound(run, replicate, 0), None
         for index in complete[: experiment.prune.num_rounds + 1]:
             stored = StoredRound(run, replicate, index) if index else dense
-            wrong, readable = collected(_wrong_round(experiment, stored, before, dense))
+            wrong, readable = _network(stored, _wrong_round(stored, before, dense), again)
             before = stored if readable else None
-            if again and readable:
-                wrong += collected(again.evaluated(stored))[0]
             yield stored.name, wrong
         for stored in stored_rounds(run):
             if stored.replicate == replicate and stored.branch != store.TICKET:
-                wrong, readable = collected(_wrong_branch(experiment, stored, again))
-                if again and readable:
-                    wrong += collected(again.evaluated(stored))[0]
-                yield stored.name, wrong
+                yield stored.name, _network(stored, _wrong_branch(stored, again), again)[0]
     yield from siblings.wrong(run, again.evaluated if again else None)
     if again and (wrong := again.one_sided()):
         yield "all networks", wrong
+
+
+def _network(stored: StoredRound, wrong: Iterator[str], again: Recomputation | None) -> tuple[list[str], bool]:
+    """Collect what is wrong with a network, and in its evaluations; False beside it if a file cannot be read."""
+    found, readable = collected(wrong)
+    if again and readable:
+        found += collected(again.evaluated(stored))[0]
+    return found, readable
 
 
 def not_repeated(run: Path, again: Recomputation | None = None) -> list[str]:
@@ -160,24 +167,22 @@ def _wrong_state(path: Path) -> Iterator[str]:
         yield f"{path.name} was changed; delete it, and the sweep makes it again."
 
 
-def _wrong_network(experiment: config.Experiment, stored: StoredRound) -> Iterator[str]:
+def _wrong_network(stored: StoredRound) -> Iterator[str]:
     # What rounds and branches share: the record against the curve, the masks and the trained weights.
-    curves: dict[str, dict[int, tuple[float, float]]] = {split: {} for split in store.SPLITS}
+    curves: Curves = {split: {} for split in store.SPLITS}
     for step, split, loss, accuracy in stored.metrics:
         curves[split][step] = loss, accuracy
     if not curves["validation"]:
         yield "Its curve has no validation loss."
         return
-    yield from _wrong_curve(experiment, stored, curves)
+    yield from _wrong_curve(stored, curves)
     yield from _wrong_weights(stored, curves["validation"])
     if stored.has(store.PREDICTIONS):
         yield from _wrong_predictions(stored)
 
 
-def _wrong_curve(
-    experiment: config.Experiment, stored: StoredRound, curves: dict[str, dict[int, tuple[float, float]]]
-) -> Iterator[str]:
-    record, validation = stored.record, curves["validation"]
+def _wrong_curve(stored: StoredRound, curves: Curves) -> Iterator[str]:
+    record, validation, experiment = stored.record, curves["validation"], stored.experiment
     first, last = min(validation), max(validation)
     # Masks that change make one network only after the last change.
     settled = max((change["step"] for change in record.get("mask_changes", ())), default=first)
@@ -187,13 +192,15 @@ def _wrong_curve(
         yield f"The early-stop step is {record['early_stop_step']}, the curve has its minimum at {stop}."
     else:
         for when, step in (("early_stop", stop), ("final", last)):
-            for split, short in (("validation", "val"), ("test", "test")):
-                # A record has None for NaN, which JSON does not have; other numbers are written exactly.
-                recorded = np.array([record[f"{when}_{short}_{what}"] for what in ("loss", "accuracy")], float)
-                if not np.array_equal(recorded, curves[split][step], equal_nan=True):
-                    yield f"The record's {when} {split} loss and accuracy differ from the curve."
+            for split in _unlike(record, when, curves, step):
+                yield f"The record's {when} {split} loss and accuracy differ from the curve."
     yield from _wrong_budget(stored, curves)
-    yield from _wrong_speed(stored, curves["validation"])
+    recorded = record.get("dense_loss_step")
+    if recorded is not None:
+        lowest = StoredRound(stored.run, stored.replicate, 0).record["early_stop_val_loss"]
+        step = min((step for step, (loss, _) in validation.items() if loss <= lowest), default=None)
+        if recorded != step:
+            yield f"The record says that it had the dense network's lowest loss at step {recorded}, the curve {step}."
     if stored.branch == store.TICKET:
         expected = (experiment.rewind.step if stored.round else 0, experiment.train.num_steps)
     else:
@@ -202,7 +209,16 @@ def _wrong_curve(
         yield f"The curve goes from step {first} to {last}, training from {expected[0]} to {expected[1]}."
 
 
-def _wrong_budget(stored: StoredRound, curves: dict[str, dict[int, tuple[float, float]]]) -> Iterator[str]:
+def _unlike(record: dict[str, Any], when: str, curves: Curves, step: int) -> Iterator[str]:
+    """Yield each split with another loss or accuracy in the record than the curve has at a step."""
+    for split, short in (("validation", "val"), ("test", "test")):
+        # A record has None for NaN, which JSON does not have; other numbers are written exactly.
+        recorded = np.array([record[f"{when}_{short}_{what}"] for what in ("loss", "accuracy")], float)
+        if not np.array_equal(recorded, curves[split][step], equal_nan=True):
+            yield split
+
+
+def _wrong_budget(stored: StoredRound, curves: Curves) -> Iterator[str]:
     record, validation = stored.record, curves["validation"]
     recorded = record.get("budget_step")
     if (recorded is not None) != stored.has(store.BUDGET):
@@ -216,25 +232,12 @@ def _wrong_budget(stored: StoredRound, curves: dict[str, dict[int, tuple[float, 
     if step is None or not is_ticket or record["early_stop_step"] <= budget or recorded != step:
         yield f"The record has a network within the budget of {budget} steps at {recorded}, the curve at {step}."
         return
-    for split, short in (("validation", "val"), ("test", "test")):
-        measured = np.array([record[f"budget_{short}_{what}"] for what in ("loss", "accuracy")], float)
-        if not np.array_equal(measured, curves[split][step], equal_nan=True):
-            yield f"The record's {split} loss and accuracy within the budget differ from the curve."
-
-
-def _wrong_speed(stored: StoredRound, validation: dict[int, tuple[float, float]]) -> Iterator[str]:
-    recorded = stored.record.get("dense_loss_step")
-    if recorded is None:
-        return
-    lowest = StoredRound(stored.run, stored.replicate, 0).record["early_stop_val_loss"]
-    step = min((step for step, (loss, _) in validation.items() if loss <= lowest), default=None)
-    if recorded != step:
-        yield f"The record says that it had the dense network's lowest loss at step {recorded}, the curve says {step}."
+    for split in _unlike(record, "budget", curves, step):
+        yield f"The record's {split} loss and accuracy within the budget differ from the curve."
 
 
 def _wrong_weights(stored: StoredRound, validation: dict[int, tuple[float, float]]) -> Iterator[str]:
     record, kept, trained = stored.record, stored.masks, stored.weights
-    masks.check(kept, trained)
     # A network may never learn: then its weights stay as they are, and so does its loss.
     learned = len({loss for loss, _ in validation.values()}) > 1
     if learned and weights.fingerprint(trained) == record["start_sha256"]:
@@ -243,19 +246,20 @@ def _wrong_weights(stored: StoredRound, validation: dict[int, tuple[float, float
     if (record["kept"], record["num_kept"], record["density"]) != (counts, sum(counts.values()), masks.density(kept)):
         yield "The record's counts differ from those of the masks."
     if stored.has(store.EARLY_STOP):
-        masks.check(kept, stored.early_stop)
         at_the_end = record["early_stop_step"] == max(validation)
         if at_the_end and weights.fingerprint(stored.early_stop) != weights.fingerprint(trained):
             yield "The weights at the early-stop step differ from those after training, which is the same step."
 
 
-def _either(experiment: config.Experiment, stored: StoredRound) -> masks.Weights:
+def _either(stored: StoredRound) -> masks.Weights:
     # Nobody knows which entries are held at zero, so each counts as held at what is stored.
-    if mask_actions.is_zero(experiment.prune.held_at):
+    held_at = stored.experiment.prune.held_at
+    if mask_actions.is_zero(held_at):
         return {}
-    initial = store.read_start(stored.run, stored.replicate, experiment.rewind.step)
+    initial = store.read_start(stored.run, stored.replicate, stored.experiment.rewind.step)
     masks.check(stored.masks, initial)
-    always = mask_actions.MASK_ACTIONS[experiment.prune.held_at] is mask_actions.initial_value
+    always = mask_actions.MASK_ACTIONS[held_at] is mask_actions.initial_value
+    # As mask action `initial_value` wants it, every entry is at its initial value, whatever is stored.
     at_initial = {name: (stored.weights[name] == initial[name]) | always for name in stored.masks}
     return mask_actions.values(at_initial, initial)
 
@@ -269,14 +273,13 @@ def _wrong_predictions(stored: StoredRound) -> Iterator[str]:
             yield f"The {when} predictions give a test accuracy of {accuracy:.6f}, recorded is {recorded:.6f}."
 
 
-def _wrong_round(
-    experiment: config.Experiment, stored: StoredRound, before: StoredRound | None, dense: StoredRound
-) -> Iterator[str]:
+def _wrong_round(stored: StoredRound, before: StoredRound | None, dense: StoredRound) -> Iterator[str]:
     # `before` is None where the round before it cannot be read.
-    yield from _wrong_network(experiment, stored)
+    yield from _wrong_network(stored)
     index, replicate, kept = stored.round, stored.replicate, stored.masks
+    experiment = stored.experiment
     fits = before is not None and _shapes(before) == _shapes(stored) == _shapes(dense)
-    held_at = stored.held_at if fits or not index else _either(experiment, stored)
+    held_at = stored.held_at if fits or not index else _either(stored)
     yield from stored.wrong_held(held_at)
     if not index and experiment.rewind.step:
         late = weights.fingerprint(store.read_start(stored.run, replicate, experiment.rewind.step))
@@ -316,13 +319,10 @@ def _shapes(stored: StoredRound) -> dict[str, tuple[int, ...]]:
 
 
 def _round_of(
-    experiment: config.Experiment,
-    stored: StoredRound,
-    ticket: StoredRound,
-    known: branches.Branch,
-    fresh: masks.Weights | None,
+    stored: StoredRound, ticket: StoredRound, known: branches.Branch, fresh: masks.Weights | None
 ) -> branches.StoredTicket:
     # What the function of a branch is given; what is stored of the branch stands in for what needs the model.
+    experiment = stored.experiment
     first, last = stored.record["first_step"], stored.record["last_step"]
     initial, counts = store.read_start(stored.run, stored.replicate), masks.num_kept(ticket.masks)
     start = dict(stored.weights)
@@ -330,7 +330,7 @@ def _round_of(
         # Nothing is trained once masks are learned, so all but the fixed weights is as it is stored.
         fixed = supermasks.fixed_weights(initial, counts)
         start |= {name: fixed[name] for name in counts}
-    learned = branches.BranchStart(start, ticket.masks, first, last, held_at=_either(experiment, stored))
+    learned = branches.BranchStart(start, ticket.masks, first, last, held_at=_either(stored))
     if known.kind == "alternative":
         last = experiment.train.num_steps
     rng = branches.rng_for(experiment.run.seed, stored.replicate, stored.round, stored.branch)
@@ -343,20 +343,20 @@ def _round_of(
     )  # fmt: skip
 
 
-def _wrong_branch(experiment: config.Experiment, stored: StoredRound, again: Recomputation | None) -> Iterator[str]:
+def _wrong_branch(stored: StoredRound, again: Recomputation | None) -> Iterator[str]:
     # The branch is made again from its round, as far as that needs no model, or with it.
-    yield from _wrong_network(experiment, stored)
+    yield from _wrong_network(stored)
     name, known = stored.record["control"], branches.BRANCHES.get(stored.record["control"])
     if known is None:  # a function of the user's may hold masked entries at any values
-        yield from stored.wrong_held({} if mask_actions.is_zero(experiment.prune.held_at) else stored.weights)
+        yield from stored.wrong_held({} if mask_actions.is_zero(stored.experiment.prune.held_at) else stored.weights)
         return
     ticket, kept = StoredRound(stored.run, stored.replicate, stored.round), stored.masks
     if _shapes(ticket) != _shapes(stored):
         yield "Its masks are of other weights than those of its round."
-        yield from stored.wrong_held(_either(experiment, stored))
+        yield from stored.wrong_held(_either(stored))
         return
     fresh = again.fresh(stored) if again and known.needs_model == DRAWN else None
-    round = _round_of(experiment, stored, ticket, known, fresh)
+    round = _round_of(stored, ticket, known, fresh)
     made = known.function(round)
     held_at = made.held_in(round)
     yield from stored.wrong_held(held_at)

@@ -42,7 +42,8 @@ FORMS = [
 warnings.filterwarnings("ignore", category=NumbaExperimentalFeatureWarning)
 
 # Division by zero gives infinity, as in TensorFlow; a check would keep a loop from being compiled to vectors.
-_compiled = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+_inner: Any = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # Python calls none of them, and they take long
+_compiled: Any = njit(error_model="numpy", **_inner)
 _compiled_once = njit(error_model="numpy", cache=True)  # on a machine; with everything that it calls
 
 
@@ -956,7 +957,7 @@ def _padding_backward(layout: Any, memory: Any, operation: Any, part: Any) -> No
 
 
 @_compiled
-def _columns(operation: Any, image: Any, pooled: Any, place: int) -> tuple[int, int]:
+def _columns_inside(operation: Any, image: Any, pooled: Any, place: int) -> tuple[int, int]:
     """Return the first and last of the columns of windows whose entry at a place of their width is in the image."""
     first = max(0, -((place - operation.left) // operation.right))
     last = min(pooled.width, (image.width - 1 - place + operation.left) // operation.right + 1)
@@ -964,7 +965,7 @@ def _columns(operation: Any, image: Any, pooled: Any, place: int) -> tuple[int, 
 
 
 @_compiled
-def _rows(operation: Any, image: Any, row: int) -> tuple[int, int]:
+def _rows_inside(operation: Any, image: Any, row: int) -> tuple[int, int]:
     """Return the first and last row of the image in a row of windows."""
     top = row * operation.down - operation.top
     return max(top, 0), min(top + operation.height, image.height)
@@ -973,7 +974,7 @@ def _rows(operation: Any, image: Any, row: int) -> tuple[int, int]:
 @_compiled
 def _mean(operation: Any, image: Any, row: int, values: Any) -> None:
     """Divide each value of a row of windows by the number of entries in the window."""
-    top, bottom = _rows(operation, image, row)
+    top, bottom = _rows_inside(operation, image, row)
     for column in range(values.size // WIDTH):
         left = column * operation.right - operation.left
         share = _1 / np.float32((bottom - top) * (min(left + operation.width, image.width) - max(left, 0)))
@@ -990,11 +991,11 @@ def _pooling_forward(layout: Any, memory: Any, operation: Any, part: Any) -> Non
             for row in range(pooled.height):
                 target = _row(a, pooled, block, channel, row)
                 _set(target, _0 if is_mean else -_INFINITE)
-                top, bottom = _rows(operation, image, row)
+                top, bottom = _rows_inside(operation, image, row)
                 for y in range(top, bottom):
                     values = _row(a, image, block, channel, y)
                     for place in range(operation.width):
-                        first, last = _columns(operation, image, pooled, place)
+                        first, last = _columns_inside(operation, image, pooled, place)
                         at = first * step + (place - operation.left) * WIDTH
                         if is_mean:
                             _add_to_windows(values, values, at, step, target, target, first * WIDTH, last - first)
@@ -1022,11 +1023,11 @@ def _pooling_backward(layout: Any, memory: Any, operation: Any, part: Any) -> No
                 _give(_row(d, pooled, block, channel, row), left_over, False)
                 if is_mean:
                     _mean(operation, image, row, left_over)
-                top, bottom = _rows(operation, image, row)
+                top, bottom = _rows_inside(operation, image, row)
                 for y in range(top, bottom):
                     values, slopes = _row(a, image, block, channel, y), _row(d, image, block, channel, y)
                     for place in range(operation.width):
-                        first, last = _columns(operation, image, pooled, place)
+                        first, last = _columns_inside(operation, image, pooled, place)
                         at = first * step + (place - operation.left) * WIDTH
                         if is_mean:
                             _add_to_image(values, slopes, at, step, highest, left_over, first * WIDTH, last - first)

@@ -19,9 +19,9 @@ from lottery.errors import LotteryError, unknown
 from lottery.formatting import listed, ranges
 from lottery.grids import Table
 from lottery.runs import store
-from lottery.statistics import comparison, intervals, results, verdicts
+from lottery.statistics import comparison, intervals, results
 from lottery.statistics.comparison import WITHIN
-from lottery.statistics.verdicts import MEASURE
+from lottery.statistics.metric import ACCURACY, of_dense, of_tickets, transferred
 
 SCORES = ("at", "method", "task", "replicate", "round", "density", "accuracy", "dense", "score")
 SUMMARY = (
@@ -53,10 +53,10 @@ def scores(
         LotteryError: There are fewer than two runs, a run lacks a density or measures no accuracy, or `by` is no key or
             does not divide the runs into the same methods on every task.
     """
-    folders = list({Path(run).resolve(): Path(run) for run in runs}.values())
-    if len(folders) < 2:
+    labels = comparison.labelled([Path(run) for run in runs])
+    if len(labels) < 2:
         raise LotteryError("compare needs two runs or more.")
-    cells = _divided(folders, by) if by else {("", task): run for task, run in comparison.labelled(folders).items()}
+    cells = _divided(labels.values(), by) if by else {("", task): run for task, run in labels.items()}
     return gathered({cell: results.table(run) for cell, run in cells.items()}, densities, within)
 
 
@@ -71,11 +71,10 @@ def gathered(tables: Mapping[tuple[str, str], Table], densities: Iterable[float]
             raise LotteryError(f"density must be above 0, and at most 1, not {at:g}.")
         for (method, task), rows in tables.items():
             number = _nearest(rows, at, within, task)
-            tickets = rows[rows["branch"] == store.TICKET]
-            dense = tickets[tickets["round"] == 0].set_index("replicate")[MEASURE]
-            networks = tickets if method else rows[~verdicts.transferred(rows)]
+            dense = of_dense(rows).set_index("replicate")[ACCURACY.early_stop]
+            networks = of_tickets(rows) if method else rows[~transferred(rows)]
             there = networks[networks["round"] == number]
-            values = {"accuracy": there[MEASURE], "dense": there["replicate"].map(dense)}
+            values = {"accuracy": there[ACCURACY.early_stop], "dense": there["replicate"].map(dense)}
             parts.append(there.assign(at=at, method=method or there["branch"], task=task, **values))
     found = pd.concat(parts, ignore_index=True)
     found = found.assign(score=found["accuracy"] - found["dense"])
@@ -149,7 +148,7 @@ def notes(found: Table) -> list[str]:
         num = min(map(len, complete.values()))
         for task, replicates in complete.items():
             if rest := replicates[num:]:
-                what = f"{'replicates' if len(rest) > 1 else 'replicate'} {ranges(rest)} of {task}"
+                what = f"{ranges(rest, 'replicate')} of {task}"
                 sentences[what] = f"Left out: {what}, because another task has only {num}."
     return list(sentences.values())
 
@@ -247,11 +246,9 @@ def _complete(part: Table) -> dict[str, list[int]]:
 
 def _common(tables: Mapping[tuple[str, str], Table], within: float) -> list[float]:
     first, *others = (_densities(rows) for rows in tables.values())
-
-    def is_common(at: float) -> bool:
-        return all(min(abs(density / at - 1) for density in own.values()) <= within + 1e-9 for own in others)
-
-    found = [at for at in first.values() if at < 1 and is_common(at)]
+    found = [at for at in first.values() if at < 1]
+    for own in others:
+        found = [at for at in found if any(comparison.is_near(density, at, within) for density in own.values())]
     if not found:
         raise LotteryError(
             f"The runs have no density in common within {100 * within:g} %. Choose a density with --density, or a "
@@ -261,7 +258,7 @@ def _common(tables: Mapping[tuple[str, str], Table], within: float) -> list[floa
 
 
 def _densities(rows: Table) -> dict[int, float]:
-    tickets = rows[rows["branch"] == store.TICKET]
+    tickets = of_tickets(rows)
     if tickets.empty:
         raise LotteryError("No round of one of the runs is complete yet.")
     return tickets.groupby("round")["density"].mean().to_dict()
@@ -270,7 +267,7 @@ def _densities(rows: Table) -> dict[int, float]:
 def _nearest(rows: Table, at: float, within: float, task: str) -> int:
     densities = _densities(rows)
     number = min(densities, key=lambda number: abs(math.log(densities[number] / at)))
-    if abs(densities[number] / at - 1) > within + 1e-9:
+    if not comparison.is_near(densities[number], at, within):
         raise LotteryError(
             f"{task} has no density within {100 * within:g} % of {at:g}; the nearest is {densities[number]:.4f}. "
             "Choose another --density, or a larger --within."
@@ -278,7 +275,7 @@ def _nearest(rows: Table, at: float, within: float, task: str) -> int:
     return number
 
 
-def _divided(runs: Sequence[Path], by: str) -> dict[tuple[str, str], Path]:
+def _divided(runs: Iterable[Path], by: str) -> dict[tuple[str, str], Path]:
     # The value of the key is the method, data and model are the task.
     tasks: dict[Any, str] = {}
     found: dict[tuple[str, str], Path] = {}
@@ -295,8 +292,9 @@ def _divided(runs: Sequence[Path], by: str) -> dict[tuple[str, str], Path]:
             raise LotteryError(f"{str(found[cell])!r} and {str(run)!r} have the same data, model and {by}.")
         found[cell] = run
     methods = dict.fromkeys(method for method, _ in found)
-    for method, task in itertools.product(methods, tasks.values()):
+    cells = list(itertools.product(methods, tasks.values()))
+    for method, task in cells:
         if (method, task) not in found:
             why = "every value needs a run of each data set and model"
             raise LotteryError(f"--by {by}: {why}, and no run of {task} has {method}.")
-    return {cell: found[cell] for cell in itertools.product(methods, tasks.values())}
+    return {cell: found[cell] for cell in cells}

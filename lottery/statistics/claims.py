@@ -4,22 +4,22 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 from pydantic import Field
 
-from lottery.formatting import ends, listed, ranges, replicates, signed
+from lottery.formatting import ends, formatted, listed, ranges, replicates
 from lottery.grids import Table
 from lottery.pruning.schedules import geometric
-from lottery.runs import store
 from lottery.settings import Section
 from lottery.statistics import intervals, verdicts
-from lottery.statistics.metric import ACCURACY
+from lottery.statistics.metric import ACCURACY, TICKET, of_tickets
 from lottery.statistics.verdicts import LAST_PLACE
 
 KINDS = ("paper", "authors' code", "third party", "our own bound")
 PASS, FAIL, CANNOT_TELL, OPEN = "pass", "fail", "cannot tell", "open"
 MISSING = "not in this run"
 STEP = "early_stop_step"
-SOME = 1e-6  # "above" is by any amount
+SOME = 1e-6
 
 _CONFIDENCE = 0.95
 _PRINTED = 0.995  # densities are printed with three digits
@@ -44,7 +44,7 @@ class Claim(Section, strict=False):
     rounds: tuple[int, int] = (0, 0)  # the first and the last, if it is about several
     densities: tuple[float, float] | None = None  # the smallest and the largest, in place of rounds
     at: Literal["early_stop", "end"] = "early_stop"
-    of: str = store.TICKET  # of − than: a branch, or "dense"
+    of: str = TICKET  # of − than: a branch, or "dense"
     than: str = "dense"
     # What it must be. Of an early stop, that of `than` over that of the ticket.
     at_least: float = 0.0  # 0 asks for more than 0, by any amount
@@ -75,6 +75,16 @@ class Claim(Section, strict=False):
         """The accuracies that it is about."""
         return ACCURACY.final if self.at == "end" else ACCURACY.early_stop
 
+    @property
+    def least(self) -> float:
+        """The mean difference that is asked for; "above" is by any amount."""
+        return self.at_least or SOME
+
+    def has(self, density: Any) -> Any:
+        """Mark the densities that it is about, in a column of them."""
+        low, high = self.densities or (0.0, 1.0)
+        return density.between(low * _PRINTED, high / _PRINTED)
+
 
 class Reading(NamedTuple):
     """What a run shows of a claim, in words, and the verdict."""
@@ -91,6 +101,11 @@ class Mean(NamedTuple):
     low: float
     high: float
 
+    def text(self, form: str = "+.4f", unit: str = "") -> str:
+        """Write the mean with its interval, or with the number of replicates where that is infinite."""
+        between = ends(self.low, self.high, form) if math.isfinite(self.low) else replicates(self.num)
+        return f"{formatted(self.mean, form)}{unit} ({between})"
+
 
 def ladder(layers: Sequence[tuple[int, float]], held: int, num_rounds: int) -> list[int]:
     """Count the weights left after each round, from size and rate of each group ranked together; `held` always stay."""
@@ -100,7 +115,7 @@ def ladder(layers: Sequence[tuple[int, float]], held: int, num_rounds: int) -> l
 
 def survivors(rows: Table, claim: Claim) -> Reading:
     """Check the survivors of all rounds, at least those of the claim; see `ladder`."""
-    kept = rows[rows["branch"] == store.TICKET].groupby("round")["num_kept"].unique()
+    kept = of_tickets(rows).groupby("round")["num_kept"].unique()
     expected = ladder(claim.layers, claim.held, max([*claim.numbers, *kept.index]))
     for number, values in kept.items():
         if sorted(values) != [expected[number]]:
@@ -108,49 +123,46 @@ def survivors(rows: Table, claim: Claim) -> Reading:
             return Reading(f"round {number}: {counted}, not {expected[number]:,}", FAIL)
     absent = [number for number in claim.numbers if number not in kept]
     if absent:
-        return _missing(store.TICKET, absent)
+        return _missing(TICKET, absent)
     return Reading(f"{expected[0]:,} to {expected[max(kept.index)]:,}, all equal", PASS)
 
 
 def accuracy(rows: Table, claim: Claim) -> Reading:
     """Check that the mean accuracy of tickets in a round is near a number."""
-    values = _of(rows, store.TICKET, claim.numbers[0])[claim.column].dropna().tolist()
+    values = _of(rows, TICKET, claim.numbers[0])[claim.column].dropna().tolist()
     if not values:
-        return _missing(store.TICKET, claim.numbers)
-    mean, low, high = intervals.mean_interval(values, _CONFIDENCE)
-    low, high = intervals.of_accuracy(low, high)
-    text = _with_interval(f"{mean:.4f}", Mean(len(values), mean, low, high), ".4f")
-    return Reading(text, _judged(low, high, claim.value - claim.within, claim.value + claim.within))
+        return _missing(TICKET, claim.numbers)
+    found = _mean(values)
+    low, high = intervals.of_accuracy(found.low, found.high)
+    verdict = _judged(low, high, claim.value - claim.within, claim.value + claim.within)
+    return Reading(found._replace(low=low, high=high).text(".4f"), verdict)
 
 
 def difference(rows: Table, claim: Claim) -> Reading:
     """Check that the mean of ticket − dense, ticket − control or dense − control is at least so much in each round."""
-    least = claim.at_least or SOME
-    if claim.densities:
-        return _between(verdicts.paired(rows, claim.column), rows, claim.densities, least)
     for branch in (claim.of, claim.than):
         if branch not in {"dense", *rows["branch"]}:
             return _missing(branch, claim.numbers)
     pairs = verdicts.paired(rows, claim.column, claim.than)
     if claim.of == "dense":
         pairs = pairs - verdicts.paired(rows, claim.column)
-    return in_each(pairs, claim.numbers, least, claim.than if claim.than != "dense" else store.TICKET)
+    if claim.densities:
+        return _between(pairs, rows, claim)
+    return in_each(pairs, claim.numbers, claim.least, TICKET if claim.than == "dense" else claim.than)
 
 
 def best_difference(rows: Table, claim: Claim) -> Reading:
     """Check that the mean of ticket − dense is at least so much in some round, of all of them together."""
     pairs, least = verdicts.paired(rows, claim.column), claim.at_least - LAST_PLACE
-    found = _summarised(pairs, list(pairs))
-    # The best of many rounds may be good by chance, so that a round passes takes the wider intervals of Bonferroni.
-    together = _summarised(pairs, list(pairs), 1 - (1 - _CONFIDENCE) / max(len(found), 1))
-    absent = [number for number in claim.numbers if number not in found]
+    found, together = _summarised(pairs, list(pairs))
+    # The best of many rounds may be good by chance, so that a round passes takes the wider intervals.
     passed = any(mean.low >= least for mean in together.values())
+    absent = [number for number in claim.numbers if number not in found]
     if not passed and (absent or not found):
-        return _missing(store.TICKET, absent)
+        return _missing(TICKET, absent)
     number = max(found, key=lambda number: found[number].mean)
     verdict = FAIL if all(mean.high < least for mean in found.values()) else CANNOT_TELL
-    text = _with_interval(signed(found[number].mean), found[number])
-    return Reading(f"{text} at the most (round {number})", PASS if passed else verdict)
+    return Reading(f"{found[number].text()} at the most (round {number})", PASS if passed else verdict)
 
 
 def early_stop(rows: Table, claim: Claim) -> Reading:
@@ -158,18 +170,17 @@ def early_stop(rows: Table, claim: Claim) -> Reading:
 
     Of densities, check that the ticket's is before that of dense.
     """
-    import pandas as pd
-
     if claim.densities:
-        return _sooner_between(rows, claim.densities)
+        tickets = of_tickets(rows)
+        found = _between(-verdicts.paired(rows, STEP), rows, claim, of_steps=True)
+        return _unless_censored(found, tickets[tickets["round"] == 0], tickets[claim.has(tickets["density"])])
     (number,) = claim.numbers
-    others = _of(rows, store.TICKET, 0) if claim.than == "dense" else _of(rows, claim.than, number)
-    tickets = _of(rows, store.TICKET, number)
-    steps = {"other": others.set_index("replicate")[STEP], "ticket": tickets.set_index("replicate")[STEP]}
-    both = pd.DataFrame(steps).dropna()
+    branch, round = (TICKET, 0) if claim.than == "dense" else (claim.than, number)
+    others, tickets = _of(rows, branch, round), _of(rows, TICKET, number)
+    both = others.merge(tickets, on="replicate", suffixes=("_other", "_ticket"))
     if both.empty:
-        return _missing(store.TICKET if claim.than == "dense" else claim.than, [number])
-    other, ticket = both["other"].to_numpy(float), both["ticket"].to_numpy(float)
+        return _missing(branch, [number])
+    other, ticket = both[f"{STEP}_other"].to_numpy(float), both[f"{STEP}_ticket"].to_numpy(float)
     # A ratio of means is at least `at_least` where other − it x ticket is at least 0: the interval of Fieller 1954.
     _, low, high = intervals.mean_interval((other - claim.at_least * ticket).tolist(), _CONFIDENCE)
     ratio = other.mean() / max(ticket.mean(), 1)
@@ -188,17 +199,8 @@ READINGS: dict[str, Callable[[Table, Claim], Reading]] = {
 }
 
 
-def _sooner_between(rows: Table, densities: tuple[float, float]) -> Reading:
-    found = _between(-verdicts.paired(rows, STEP), rows, densities, SOME, "{:+,.0f} steps")
-    low, high = densities
-    tickets = rows[rows["branch"] == store.TICKET]
-    inside = tickets["density"].between(low * _PRINTED, high / _PRINTED)
-    return _unless_censored(found, tickets[tickets["round"] == 0], tickets[inside])
-
-
 def fieller(other: Any, ticket: Any) -> tuple[float, float]:
     """Compute the interval of the ratio of two means, paired by replicate; infinite where it has no ends."""
-    import numpy as np
     from scipy import special
 
     num = len(other)
@@ -215,7 +217,7 @@ def fieller(other: Any, ticket: Any) -> tuple[float, float]:
 
 
 def in_each(
-    pairs: Table, rounds: Sequence[int], least: float, branch: str, form: str = "", absent: Sequence[Any] = ()
+    pairs: Table, rounds: Sequence[int], least: float, branch: str, absent: Sequence[Any] = (), of_steps: bool = False
 ) -> Reading:
     """Check that the mean of paired differences is at least so much in each round.
 
@@ -224,55 +226,57 @@ def in_each(
         rounds: Which must be there.
         least: The mean that is asked for.
         branch: What is missing where a round is not there.
-        form: Of the mean in words, if it is no difference of accuracies.
         absent: What else is missing, in words.
+        of_steps: The differences are of steps, not of accuracies.
     """
-    found = _summarised(pairs, rounds)
-    # All rounds must pass, so each is tested at 95 %. That any of them fails is a claim about all of them together,
-    # which takes the wider intervals of Bonferroni.
+    # All rounds must pass, so each is tested at 95 %. That any of them fails is a claim about all of them together.
+    found, together = _summarised(pairs, rounds)
     absent = [*absent, *(number for number in rounds if number not in found)]
-    together = _summarised(pairs, rounds, 1 - (1 - _CONFIDENCE) / max(len(found), 1))
     failed = [number for number, mean in together.items() if mean.high < least - LAST_PLACE]
     if not failed and (absent or not found):
         return _missing(branch, absent or rounds)
     lowest = min(failed or found, key=lambda number: (found[number].low, found[number].mean))
+    text = found[lowest].text("+,.0f", " steps") if of_steps else found[lowest].text()
+    if len(found) > 1:
+        text += f" at the least (round {lowest})"
     passed = all(mean.low >= least - LAST_PLACE for mean in found.values())
     verdict = PASS if passed else CANNOT_TELL
-    mean = found[lowest]
-    text = _with_interval(signed(mean.mean), mean)
-    if form:
-        text = _with_interval(form.format(mean.mean), mean, "+,.0f")
-    where = f" at the least (round {lowest})" if len(found) > 1 else ""
-    return Reading(text + where, FAIL if failed else verdict)
+    return Reading(text, FAIL if failed else verdict)
 
 
-def _between(pairs: Table, rows: Table, densities: tuple[float, float], least: float, form: str = "") -> Reading:
+def _between(pairs: Table, rows: Table, claim: Claim, of_steps: bool = False) -> Reading:
     """Check paired differences at all densities between two.
 
     It is open until the run has rounds within a fifth of both, and where one more round would be between them.
     """
-    low, high = densities
-    tickets = rows[(rows["branch"] == store.TICKET) & (rows["round"] > 0)]
-    density = tickets.groupby("round")["density"].mean()
-    inside = density[density.between(low * _PRINTED, high / _PRINTED)]
-    absent: list[Any] = []
+    assert claim.densities is not None
+    low, high = claim.densities
+    tickets = of_tickets(rows)
+    density = tickets[tickets["round"] > 0].groupby("round")["density"].mean()
+    inside = density[claim.has(density)]
+    absent = []
     if inside.empty or inside.max() < high * _FIFTH:
         absent = [f"density {high:g}"]
     elif not (density < low / _FIFTH).any():
         absent = [f"density {low:g}"]
-    found = in_each(pairs, list(inside.index), least, store.TICKET, form, absent)
+    found = in_each(pairs, list(inside.index), claim.least, TICKET, absent, of_steps)
     if found.verdict == OPEN:
         return found
     return found._replace(text=f"{found.text}, at densities {inside.max():.3g} to {inside.min():.3g}")
 
 
-def _summarised(pairs: Table, rounds: Iterable[int], confidence: float = _CONFIDENCE) -> dict[int, Mean]:
-    found = {}
-    for number in rounds:
-        values = pairs[number].dropna().tolist() if number in pairs else []
-        if values:
-            found[number] = Mean(len(values), *intervals.mean_interval(values, confidence))
-    return found
+def _summarised(pairs: Table, rounds: Iterable[int]) -> tuple[dict[int, Mean], dict[int, Mean]]:
+    """Average the pairs of each round that has any, with its own interval; and by Bonferroni, with one for all."""
+    values = {number: pairs[number].dropna().tolist() for number in rounds if number in pairs}
+    values = {number: known for number, known in values.items() if known}
+
+    error = (1 - _CONFIDENCE) / max(len(values), 1)
+    found = {number: _mean(known) for number, known in values.items()}
+    return found, {number: _mean(known, 1 - error) for number, known in values.items()}
+
+
+def _mean(values: Sequence[float], confidence: float = _CONFIDENCE) -> Mean:
+    return Mean(len(values), *intervals.mean_interval(values, confidence))
 
 
 def _judged(low: float, high: float, least: float, most: float = math.inf) -> str:
@@ -291,10 +295,6 @@ def _unless_censored(found: Reading, other: Table, ticket: Table) -> Reading:
 
 def _of(rows: Table, branch: str, round: int) -> Table:
     return rows[(rows["branch"] == branch) & (rows["round"] == round)]
-
-
-def _with_interval(text: str, mean: Mean, form: str = "+.4f") -> str:
-    return f"{text} ({ends(mean.low, mean.high, form) if math.isfinite(mean.low) else replicates(mean.num)})"
 
 
 def _missing(branch: str, absent: Sequence[Any]) -> Reading:

@@ -11,7 +11,7 @@ from lottery.formatting import ranges
 from lottery.grids import Table
 from lottery.runs import store
 from lottery.statistics import intervals, results, verdicts
-from lottery.statistics.metric import ACCURACY, Metric, metric_of, unit
+from lottery.statistics.metric import ACCURACY, LOSS, Metric, metric_of, of_tickets, unit
 
 COLUMNS = (
     "round", "density", "run", "replicates", "accuracy", "low", "high", "difference", "difference_low",
@@ -56,16 +56,21 @@ def drawn_from(run: Path) -> tuple[str | None, int]:
     return store.read_environment(run).get("data_sha256"), store.read_experiment(run).run.seed
 
 
+def is_near(density: float, other: float, within: float) -> bool:
+    """Return True if two densities differ by at most a fraction of the second."""
+    return abs(density / other - 1) <= within + 1e-9  # an error of rounding is no difference
+
+
 def common_metric(tables: Mapping[str, Table]) -> Metric:
     """Choose what to compare: the test accuracy, or the test loss if no run measures accuracy."""
-    metrics = {name: metric_of(rows) for name, rows in tables.items()}
-    without = [name for name, metric in metrics.items() if metric.is_loss]
-    others = [name for name, metric in metrics.items() if not metric.is_loss]
-    if without and others:
+    runs: dict[Metric, str] = {}  # the first run of each
+    for name, rows in tables.items():
+        runs.setdefault(metric_of(rows), name)
+    if len(runs) > 1:
         raise LotteryError(
-            f"compare: {without[0]} measures no accuracy and {others[0]} does, so nothing can be compared."
+            f"compare: {runs[LOSS]} measures no accuracy and {runs[ACCURACY]} does, so nothing can be compared."
         )
-    return next(iter(metrics.values()), ACCURACY)
+    return next(iter(runs), ACCURACY)
 
 
 def compared(tables: Mapping[str, Table], measure: str = "", confidence: float = 0.95, within: float = WITHIN) -> Table:
@@ -83,12 +88,11 @@ def compared(tables: Mapping[str, Table], measure: str = "", confidence: float =
     measure = measure or common_metric(tables).early_stop
     if len(tables) < 2:
         raise LotteryError("compare needs two runs or more.")
-    chains = {name: rows[rows["branch"] == store.TICKET] for name, rows in tables.items()}
-    first, *others = chains
-    reference = chains[first]
+    chains = {name: of_tickets(rows) for name, rows in tables.items()}
+    first = next(iter(chains))
+    reference = chains.pop(first)
     lines = _lines(first, reference.assign(own=reference["round"]), measure, confidence)
-    for name in others:
-        tickets = chains[name]
+    for name, tickets in chains.items():
         partners = tickets["round"].map(_partners(tickets, reference, within))
         aligned = tickets.assign(own=tickets["round"], round=partners).dropna(subset="round")
         # The first run stands in as a branch of the other, so that pairs are those of ticket and branch.
@@ -132,13 +136,12 @@ def left_out(tables: Mapping[str, Table], found: Table, within: float = WITHIN) 
     first = next(iter(tables))
     sentences = []
     for name, rows in tables.items():
-        there = sorted(set(rows[rows["branch"] == store.TICKET]["round"]))
         own = set(found[found["run"] == name]["own_round"])
-        absent = [number for number in there if number not in own]
+        absent = set(of_tickets(rows)["round"]) - own
         if not absent:
             continue
         other = "any other run" if name == first else first
-        what = f"{'rounds' if len(absent) > 1 else 'round'} {ranges(absent)} of {name}"
+        what = f"{ranges(absent, 'round')} of {name}"
         sentences.append(f"Not compared: {what}, without a density within {100 * within:g} % in {other}.")
         if not own - {0} and name != first:
             sentences.append(f"Only the dense networks of {name} are compared.")
@@ -150,7 +153,7 @@ def _partners(tickets: Table, reference: Table, within: float) -> dict[int, int]
     own, others = (rows.groupby("round")["density"].mean().to_dict() for rows in (tickets, reference))
     candidates = []
     for (number, density), (partner, other) in itertools.product(own.items(), others.items()):
-        if abs(density / other - 1) <= within + 1e-9:
+        if is_near(density, other, within):
             # Rounded, so that densities that differ by an error of rounding are as far apart as equal ones.
             apart = round(abs(math.log(density / other)), 9)
             # Of equal densities, those of the same round.

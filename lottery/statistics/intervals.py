@@ -11,44 +11,47 @@ from lottery.errors import LotteryError
 SAME = 1e-6
 
 
-def mean_interval(values: Sequence[float], confidence: float = 0.95, unit: float = 1.0) -> tuple[float, float, float]:
+def mean_interval(
+    values: Sequence[float], confidence: float = 0.95, unit: float = 1.0, spacing: float = 0.0
+) -> tuple[float, float, float]:
     """Compute the mean, and the ends of an interval that holds the true mean with a probability, in (0, 1).
 
     It is mean ± t s / sqrt(n), of Student 1908, with n - 1 degrees of freedom, for normal values. The ends are infinite
     for one value, and for two equal ones, which accuracies over few examples often are; for three or more equal values
-    they are the mean. Values are equal if they differ by at most a millionth of `unit`, which is 1
-    for accuracies and their differences, or of the largest.
+    they are the mean.
+
+    Args:
+        values: One or more.
+        confidence: The probability.
+        unit: Values are equal if they differ by at most a millionth of it, which is 1 for accuracies and their
+            differences, or of the largest.
+        spacing: Of differences of numbers that were each rounded to a multiple of it, such as steps. Rounding hides
+            how far equal values are from each other, so s counts as that of the rounding at least: spacing / sqrt(6).
 
     Raises:
         LotteryError: No value, one that is not finite, or a confidence outside (0, 1).
     """
-    numbers = _checked(values, confidence)
-    mean = float(numbers.mean())
-    are_same = bool(np.ptp(numbers) <= SAME * max(unit, float(np.abs(numbers).max())))
-    if len(numbers) == 1 or (len(numbers) == 2 and are_same):
+    from scipy import special  # not stats, which takes a second to import
+
+    numbers = np.asarray(values, float)
+    if numbers.ndim != 1 or not numbers.size or not np.isfinite(numbers).all():
+        raise LotteryError(f"An interval needs one finite number or more, not {numbers.tolist()}.")
+    if not 0 < confidence < 1:
+        raise LotteryError(f"The confidence of an interval must be between 0 and 1, not {confidence}.")
+    mean, num = float(numbers.mean()), len(numbers)
+    are_same = not spacing and bool(np.ptp(numbers) <= SAME * max(unit, float(np.abs(numbers).max())))
+    if num == 1 or (num == 2 and are_same):
         return mean, -math.inf, math.inf
     if are_same:
         return mean, mean, mean
-    return (mean, *_around(mean, float(numbers.std(ddof=1)), len(numbers), confidence))
+    std = max(float(numbers.std(ddof=1)), spacing / math.sqrt(6))
+    half = float(special.stdtrit(num - 1, (1 + confidence) / 2)) * std / math.sqrt(num)
+    return mean, mean - half, mean + half
 
 
 def of_accuracy(low: float, high: float) -> tuple[float, float]:
     """Cut an interval of an accuracy to [0, 1], outside which no accuracy lies; infinite ends stay."""
     return (low, high) if math.isinf(low) else (max(low, 0.0), min(high, 1.0))
-
-
-def on_a_grid(values: Sequence[float], spacing: float, confidence: float = 0.95) -> tuple[float, float, float]:
-    """Compute the mean and the ends of a t interval of differences of whole multiples of a spacing, such as steps.
-
-    Rounding hides how far equal values are from each other, so the standard deviation counts as that of the rounding
-    at least: spacing / sqrt(6), of the difference of two numbers that are each rounded to a multiple.
-    """
-    if len(values) == 1 or not spacing:
-        return mean_interval(values, confidence)
-    numbers = _checked(values, confidence)
-    mean = float(numbers.mean())
-    std = max(float(numbers.std(ddof=1)), spacing / math.sqrt(6))
-    return (mean, *_around(mean, std, len(numbers), confidence))
 
 
 def p_value(mean: float, low: float, num: int, bound: float, confidence: float = 0.95) -> float:
@@ -93,19 +96,3 @@ def step_down(p_values: Sequence[float], level: float) -> int:
         if simes(p_values[place:]) > level:
             return place
     return len(p_values)
-
-
-def _around(mean: float, std: float, num: int, confidence: float) -> tuple[float, float]:
-    from scipy import special  # not stats, which takes a second to import
-
-    half = float(special.stdtrit(num - 1, (1 + confidence) / 2)) * std / math.sqrt(num)
-    return mean - half, mean + half
-
-
-def _checked(values: Sequence[float], confidence: float) -> np.ndarray:
-    numbers = np.asarray(values, float)
-    if numbers.ndim != 1 or not numbers.size or not np.isfinite(numbers).all():
-        raise LotteryError(f"An interval needs one finite number or more, not {numbers.tolist()}.")
-    if not 0 < confidence < 1:
-        raise LotteryError(f"The confidence of an interval must be between 0 and 1, not {confidence}.")
-    return numbers

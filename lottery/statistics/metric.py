@@ -1,10 +1,36 @@
-"""What tickets are compared by: test accuracy, or the test loss where the model measures no accuracy."""
+"""What tickets are compared by: test accuracy, or the test loss where the model measures no accuracy.
+
+Beside it, the choice of rows that all comparisons begin with: of the tickets, the dense network, and the controls.
+"""
 
 import math
 from dataclasses import dataclass
 from typing import Any
 
 from lottery.formatting import formatted, number, points
+from lottery.pruning import branches
+from lottery.runs.store import TICKET
+
+
+def of_tickets(rows: Any) -> Any:
+    """Return the rows of the main chain in a table that has a column ``branch``, the dense networks among them."""
+    return rows[rows["branch"] == TICKET]
+
+
+def of_dense(rows: Any) -> Any:
+    """Return the rows of the dense networks, round 0 of the main chain."""
+    return rows[(rows["branch"] == TICKET) & (rows["round"] == 0)]
+
+
+def transferred(rows: Any) -> Any:
+    """Mark the rows of transfers, whose accuracies are on other data and whose training may have another length."""
+    known = {label: branches.find(label) for label in set(rows["branch"])}
+    return rows["branch"].isin([label for label, branch in known.items() if branch and branch.other_data])
+
+
+def controls(rows: Any) -> list[str]:
+    """List the branches that can be compared with the ticket, in order: all but transfers."""
+    return [branch for branch in dict.fromkeys(rows[~transferred(rows)]["branch"]) if branch != TICKET]
 
 
 @dataclass(frozen=True)
@@ -18,37 +44,20 @@ class Metric:
 
     what: str  # "accuracy" or "loss"
     tolerance: float  # the gain that a matching ticket may lack, by default
-
-    @property
-    def is_loss(self) -> bool:
-        """True if lower is better."""
-        return self.what == "loss"
-
-    @property
-    def name(self) -> str:
-        """The head of a column."""
-        return f"test {self.what}"
-
-    @property
-    def early_stop(self) -> str:
-        """The column with the values at the early-stop step."""
-        return f"early_stop_test_{self.what}"
-
-    @property
-    def budget(self) -> str:
-        """The column with the values within the dense network's budget."""
-        return f"budget_test_{self.what}"
-
-    @property
-    def final(self) -> str:
-        """The column with the values at the end of training."""
-        return f"final_test_{self.what}"
+    is_loss: bool  # lower is better
+    name: str  # the head of a column
+    # The columns with the values at the early-stop step, within the dense network's budget, and at the end of training.
+    early_stop: str
+    budget: str
+    final: str
 
     def value(self, value: float) -> str:
         """Format a value: an accuracy in per cent; empty for NaN."""
-        if self.is_loss or math.isnan(value):
-            return _loss(value)
-        return f"{100 * value:.2f} %"
+        if math.isnan(value):
+            return ""
+        if not self.is_loss:
+            return f"{100 * value:.2f} %"
+        return f"{value:,.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:#.4g}".removesuffix(".")
 
     def deviation(self, value: float) -> str:
         """Format a standard deviation of values, of accuracies in percentage points; empty for NaN."""
@@ -82,8 +91,14 @@ class Metric:
         return f"above −{100 * tolerance:g} points" if tolerance else "above 0"
 
 
-ACCURACY = Metric("accuracy", 0.002)  # as in Frankle et al. 2020, https://arxiv.org/abs/1912.05671
-LOSS = Metric("loss", 0.02)
+ACCURACY = Metric(
+    "accuracy", 0.002, False, "test accuracy",  # the tolerance of Frankle et al. 2020, https://arxiv.org/abs/1912.05671
+    early_stop="early_stop_test_accuracy", budget="budget_test_accuracy", final="final_test_accuracy",
+)  # fmt: skip
+LOSS = Metric(
+    "loss", 0.02, True, "test loss",
+    early_stop="early_stop_test_loss", budget="budget_test_loss", final="final_test_loss",
+)  # fmt: skip
 
 
 def unit(values: Any) -> float:
@@ -115,18 +130,10 @@ def scored(rows: Any, metric: Metric) -> Any:
     """
     if not metric.is_loss:
         return rows
-    dense = rows[(rows["branch"] == "ticket") & (rows["round"] == 0)]
-    scores = {}
-    for column in (metric.early_stop, metric.budget, metric.final):
-        unit = abs(dense[column].mean()) or math.nan
-        scores[column] = -rows[column] / unit
+    columns = [metric.early_stop, metric.budget, metric.final]
+    size = of_dense(rows)[columns].mean().abs()
+    scores = -rows[columns] / size.where(size != 0)
     return rows.assign(**scores)
-
-
-def _loss(value: float) -> str:
-    if math.isnan(value):
-        return ""
-    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:#.4g}".removesuffix(".")
 
 
 def _percent(fraction: float) -> str:

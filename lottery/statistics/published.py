@@ -59,8 +59,9 @@ def compare(run: Path) -> tuple[list[dict[str, str]], list[str]]:
         raise unknown("The experiment's name, by which published numbers are found,", experiment.name, known)
     published = read(known[experiment.name])
     lines = checked(results.table(run), published.claims, experiment.train.num_steps)
-    notes = [*references(lines), *differing(experiment, published)]
-    return lines, notes + [f"The paper leaves open: {it}." for claim in published.claims for it in claim.leaves_open]
+    sources = [f"[{number}] {kind}: {text}, {link}" for (kind, text, link), number in numbered(lines).items()]
+    left_open = [f"The paper leaves open: {what}." for claim in published.claims for what in claim.leaves_open]
+    return lines, [*sources, *differing(experiment, published), *left_open]
 
 
 def checked(rows: Table, claims: Iterable[Claim], num_steps: float = math.inf) -> list[dict[str, str]]:
@@ -91,29 +92,29 @@ def numbered(lines: Iterable[Mapping[str, str]]) -> dict[tuple[str, str, str], i
     return {source: number for number, source in enumerate(found, 1)}
 
 
-def references(lines: Iterable[Mapping[str, str]]) -> list[str]:
-    """List the sources of lines by their numbers, each with its link."""
-    return [f"[{number}] {kind}: {text}, {link}" for (kind, text, link), number in numbered(lines).items()]
-
-
 def stated(published: Published) -> dict[str, tuple[str, Any]]:
     """Gather by key who states a setting, one of `claims.KINDS`, and its value there."""
-    tables = published.experiment.model_dump()
+    settings = _settings(published.experiment)
     found = {}
     for claim in published.claims:
-        for key in claim.settings:
-            section, _, name = key.partition(".")
-            found[key] = (claim.source, tables[section][name])
-        found |= {key: (claim.source, value) for key, value in claim.others.items()}
+        own = {key: settings[key] for key in claim.settings} | claim.others
+        found |= {key: (claim.source, value) for key, value in own.items()}
     return found
 
 
 def differing(experiment: config.Experiment, published: Published) -> list[str]:
     """Name each setting that is not that of the paper, or of the authors' code, in a sentence."""
-    tables, found = experiment.model_dump(), []
+    settings = _settings(experiment)
+    found = []
     for key, (source, value) in stated(published).items():
-        section, _, name = key.partition(".")
-        if tables[section][name] != value:
-            found.append(f"Differs: {key} is {tables[section][name]!r}, {source} {value!r}.")
-    # A file may hold another split, or other images.
-    return found + ([f"The data were read from {experiment.data.path!r}."] if experiment.data.path else [])
+        if settings[key] != value:
+            found.append(f"Differs: {key} is {settings[key]!r}, {source} {value!r}.")
+    if experiment.data.path:  # a file may hold another split, or other images
+        found.append(f"The data were read from {experiment.data.path!r}.")
+    return found
+
+
+def _settings(experiment: config.Experiment) -> dict[str, Any]:
+    """Give the values of all sections by key; a table within a section is a value."""
+    tables = {name: table for name, table in experiment.model_dump().items() if isinstance(table, dict)}
+    return {f"{section}.{name}": value for section, table in tables.items() for name, value in table.items()}

@@ -10,7 +10,7 @@ from lottery.grids import Table
 from lottery.runs import store
 from lottery.runs.stored import StoredRound, stored_rounds
 from lottery.statistics import intervals, verdicts
-from lottery.statistics.metric import metric_of, scored, unit
+from lottery.statistics.metric import metric_of, of_dense, scored, transferred, unit
 
 COLUMNS = (
     "run", "replicate", "branch", "round", "density", "num_kept", "early_stop_step", "early_stop_val_loss",
@@ -92,45 +92,34 @@ def summary(rows: Table, num_steps: int | None = None) -> Table:
     """
     order = list(dict.fromkeys(rows["branch"]))
     # What was not trained cannot be trained longer, and a transfer may end at another step.
-    trained = rows["final_train_loss"].notna() & ~verdicts.transferred(rows)
+    trained = rows["final_train_loss"].notna() & ~transferred(rows)
     last = (rows["early_stop_step"] == num_steps) & trained if num_steps else np.nan
     metric = metric_of(rows)
-    parts = {
-        "mean": "mean",
-        "std": "std",
-        "min": "min",
-        "max": "max",
-        "low": lambda values: _ends(values)[0],
-        "high": lambda values: _ends(values)[1],
+    parts = {name: name for name in ("mean", "std", "min", "max")}
+    parts |= {"low": lambda values: _ends(values)[0], "high": lambda values: _ends(values)[1]}
+    columns: Any = {
+        "density": ("density", "mean"),
+        "num_kept": ("num_kept", "mean"),
+        "replicates": ("replicate", "count"),
+        **{f"{metric.what}_{name}": (metric.early_stop, part) for name, part in parts.items()},
+        f"final_{metric.what}_mean": (metric.final, "mean"),
+        "early_stop_step_mean": ("early_stop_step", "mean"),
+        "censored": ("censored", lambda values: values.sum(skipna=False)),
     }
-    measured: Any = {f"{metric.what}_{name}": (metric.early_stop, part) for name, part in parts.items()}
-    measured[f"final_{metric.what}_mean"] = (metric.final, "mean")
-    return (
-        rows.assign(censored=last)
-        .groupby(["branch", "round"], as_index=False)
-        .agg(
-            density=("density", "mean"),
-            num_kept=("num_kept", "mean"),
-            replicates=("replicate", "count"),
-            **measured,
-            early_stop_step_mean=("early_stop_step", "mean"),
-            censored=("censored", lambda values: values.sum(skipna=False)),
-        )
-        .sort_values("branch", ignore_index=True, kind="stable", key=lambda column: column.map(order.index))
-    )
+    found = rows.assign(censored=last).groupby(["branch", "round"], as_index=False).agg(**columns)
+    return found.sort_values("branch", ignore_index=True, kind="stable", key=lambda column: column.map(order.index))
 
 
 def transfers(rows: Table) -> dict[str, Table]:
     """Compare each transfer with the dense network that was trained on the same other data, by its label.
 
-    Returns the rows of `lottery.statistics.verdicts.differences`, of losses as gains (see
-    `lottery.statistics.metric.Metric`); none where the transfer of round 0 is not stored.
+    Returns the rows of `lottery.statistics.verdicts.differences`, of losses as gains (see `metric.Metric`); none where
+    the transfer of round 0 is not stored.
     """
-    metric, found = metric_of(rows), {}
-    for label, part in rows[verdicts.transferred(rows)].groupby("branch", sort=False):
-        scores = scored(part.assign(branch=store.TICKET), metric)
-        found[label] = verdicts.differences(scores, metric.early_stop)
-    return found
+    metric = metric_of(rows)
+    parts = rows[transferred(rows)].groupby("branch", sort=False)
+    scores = {label: scored(part.assign(branch=store.TICKET), metric) for label, part in parts}
+    return {label: verdicts.differences(part, metric.early_stop) for label, part in scores.items()}
 
 
 def of_sweep(runs: Iterable[tuple[Path, Mapping[str, Any]]], tolerance: float | None = None) -> Table:
@@ -152,16 +141,15 @@ def of_sweep(runs: Iterable[tuple[Path, Mapping[str, Any]]], tolerance: float | 
     for run, values in runs:
         stored = table(run)
         metric = metric_of(stored)
-        dense = stored[(stored["branch"] == store.TICKET) & (stored["round"] == 0)]
         best = verdicts.smallest_by_mean(stored, tolerance) or {}
-        row: dict[str, Any] = {
-            key: value if isinstance(value, str | int | float) else str(value) for key, value in values.items()
-        }
-        row[f"dense_{metric.what}"] = dense[metric.early_stop].mean()
-        row["smallest_density_by_mean"] = best.get("density")
-        row["difference_by_mean"] = best.get("difference")
-        row["run"] = str(run)
-        rows.append(row)
+        texts = {key: value if isinstance(value, str | int | float) else str(value) for key, value in values.items()}
+        rows.append({
+            **texts,
+            f"dense_{metric.what}": of_dense(stored)[metric.early_stop].mean(),
+            "smallest_density_by_mean": best.get("density"),
+            "difference_by_mean": best.get("difference"),
+            "run": str(run),
+        })  # fmt: skip
     return pd.DataFrame(rows)
 
 

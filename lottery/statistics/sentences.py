@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from lottery.formatting import listed, percent, replicates
 from lottery.grids import BAD, GOOD, OPEN, Table
 from lottery.pruning import mask_actions
-from lottery.runs import store
 from lottery.statistics import verdicts
+from lottery.statistics.metric import Metric, of_dense
 from lottery.statistics.verdicts import CANNOT_TELL, MATCHING, NOT_MATCHING, WINNING, Judgement, Rule
 
 # The simulation of tests/scripts/simulate_verdicts.py gives the figures.
@@ -40,29 +40,39 @@ def headline(judgement: Judgement) -> Headline:
     controls at the same round, and says so if the end of training tells otherwise. Mistakes that were found in the
     model or the data come first.
     """
-    found = _headline(judgement)
-    return Headline(" ".join([*judgement.cautions, found.text]), BAD if judgement.cautions else found.tone)
-
-
-def _headline(judgement: Judgement) -> Headline:
-    rows, rounds, rule = judgement.rows, judgement.rounds, judgement.rule
-    if len(rows) and rows[rule.metric.early_stop].isna().all():
-        found = Headline("The model measures no accuracy, so no ticket can be compared with dense.", OPEN)
-    elif not rounds.empty and _learnt_nothing(judgement):
-        found = Headline(_at_chance(judgement), BAD)
-    elif rounds.empty:
-        found = Headline("No verdict yet: no pruned round can be compared with dense.", OPEN)
-    elif any(line for word, line in judgement.shown.items() if word in (WINNING, MATCHING)):
-        found = _shown(judgement)
-    elif rounds["replicates"].max() == 1:
-        found = Headline(_of_one_replicate(rounds, rule), OPEN)
-    else:
-        found = _none_shown(judgement)
+    text, tone = _found(judgement)
     stored, wanted = judgement.trained or (0, 0)
     if stored < wanted:
-        text = found.text[0].lower() + found.text[1:]
-        return found._replace(text=f"So far, with {stored:,} of {wanted:,} networks trained: {text}")
-    return found
+        text = f"So far, with {stored:,} of {wanted:,} networks trained: {text[0].lower()}{text[1:]}"
+    return Headline(" ".join([*judgement.cautions, text]), BAD if judgement.cautions else tone)
+
+
+def _found(judgement: Judgement) -> Headline:
+    rows, rounds, rule = judgement.rows, judgement.rounds, judgement.rule
+    if len(rows) and rows[rule.metric.early_stop].isna().all():
+        return Headline("The model measures no accuracy, so no ticket can be compared with dense.", OPEN)
+    if rounds.empty:
+        return Headline("No verdict yet: no pruned round can be compared with dense.", OPEN)
+    dense, most_frequent = of_dense(rows), judgement.most_frequent
+    best = max(dense[rule.metric.early_stop].mean(), dense[rule.metric.final].mean())
+    # The dense network is hardly better than naming the most frequent class each time.
+    if best - most_frequent < _HARDLY * (1 - most_frequent):
+        text = (
+            "No verdict: the dense network has learnt hardly anything, so no ticket can match it in a way that matters."
+            f" It is right in {percent(best)} of the test examples, and the most frequent class makes up "
+            f"{percent(most_frequent)} of them. Check the loss, the learning rate and the labels."
+        )
+        return Headline(text, BAD)
+    if judgement.shown.get(WINNING) or judgement.shown[MATCHING]:
+        return _shown(judgement)
+    if rounds["replicates"].max() == 1:
+        return Headline(_of_one_replicate(rounds, rule), OPEN)
+    text, tone = _nearest(rounds, rule)
+    at_the_end = judgement.shown[verdicts.AT_LAST]
+    if at_the_end is None:
+        return Headline(text, tone)
+    there = f"the ticket with {percent(at_the_end['density'])} of the weights matches dense"
+    return Headline(f"{text} At the end of training {there}: {_end_in_words(at_the_end, rule)}.", OPEN)
 
 
 def limits(judgement: Judgement) -> list[str]:
@@ -72,44 +82,21 @@ def limits(judgement: Judgement) -> list[str]:
         return []
     held = mask_actions.sentence(rule.held_at)
     found = [held] if held else []
-    if rounds["replicates"].max() > 1:
-        if len(rounds) > 1 and any(judgement.shown.values()):
-            found.append(_of_all_rounds(judgement))
-        if (rounds["verdict"] == CANNOT_TELL).any():
-            found.append(ADDING)
-    for branch in verdicts.controls(judgement.rows):
-        why = verdicts.refused(branch, rule)
+    has_several = rounds["replicates"].max() > 1
+    if has_several and len(rounds) > 1 and any(judgement.shown.values()):
+        shown = {word: percent(line["density"]) if line else "none" for word, line in judgement.shown.items()}
+        found.append(
+            "The table judges each round by itself. The smallest density shown for all "
+            f"{len(rounds)} rounds at once (error {100 * rule.level:.2g} % each): "
+            f"{', '.join(f'{word} {density}' for word, density in shown.items())}."
+        )
+    if has_several and (rounds["verdict"] == CANNOT_TELL).any():
+        found.append(ADDING)
+    for branch in judgement.controls:
+        why = rule.refused(branch)
         if why and not judgement.against(branch).empty:
             found.append(f"{branch} is no fair comparison, and shows nothing about the ticket: {why}.")
     return found
-
-
-def _learnt_nothing(judgement: Judgement) -> bool:
-    """Check if the dense network is hardly better than naming the most frequent class each time."""
-    return _best_of_dense(judgement) - judgement.most_frequent < _HARDLY * (1 - judgement.most_frequent)
-
-
-def _best_of_dense(judgement: Judgement) -> float:
-    rows, metric = judgement.rows, judgement.metric
-    dense = rows[(rows["branch"] == store.TICKET) & (rows["round"] == 0)]
-    return float(max(dense[metric.early_stop].mean(), dense[metric.final].mean()))
-
-
-def _at_chance(judgement: Judgement) -> str:
-    return (
-        "No verdict: the dense network has learnt hardly anything, so no ticket can match it in a way that matters. It "
-        f"is right in {percent(_best_of_dense(judgement))} of the test examples, and the most frequent class makes up "
-        f"{percent(judgement.most_frequent)} of them. Check the loss, the learning rate and the labels."
-    )
-
-
-def _of_all_rounds(judgement: Judgement) -> str:
-    parts = [f"{word} {percent(line['density'])}" if line else f"{word} none" for word, line in judgement.shown.items()]
-    error = 100 * judgement.rule.level
-    return (
-        "The table judges each round by itself. The smallest density shown for all "
-        f"{len(judgement.rounds)} rounds at once (error {error:.2g} % each): {', '.join(parts)}."
-    )
 
 
 def _shown(judgement: Judgement) -> Headline:
@@ -147,15 +134,23 @@ def _gain(judgement: Judgement, line: Mapping[str, Any]) -> str:
     metric, rule = judgement.metric, judgement.rule
     gain = line["budget_mean"] if line["verdict"] == WINNING else line["mean"]
     mean, bound = metric.in_words(gain, verdicts.lower_bound(judgement, line))
-    is_same = not re.search("[1-9]", mean)
-    if metric.is_loss:
-        side = "above" if gain < 0 else "below"
-        text = f"a test loss {mean.lstrip('+−')} {side} that of dense (at most {bound})"
-    elif is_same:
-        text = f"as accurate as dense (at least {bound} points)"
-    else:
-        text = f"{mean} points {'over' if gain > 0 else 'against'} dense (at least {bound})"
+    is_same = _is_zero(mean)
+    unit = " points" if is_same and not metric.is_loss else ""
+    text = f"{_beside_dense(mean, metric)} (at {'most' if metric.is_loss else 'least'} {bound}{unit})"
     return text if gain >= 0 or is_same else f"{text}, within the tolerance of {_tolerance(rule)}"
+
+
+def _beside_dense(mean: str, metric: Metric) -> str:
+    """Say how far a ticket is from dense, by the mean of ticket − dense in words."""
+    if _is_zero(mean):
+        return "the same test loss as dense" if metric.is_loss else "as accurate as dense"
+    if metric.is_loss:
+        return f"a test loss {mean.lstrip('+−')} {'below' if mean.startswith('−') else 'above'} that of dense"
+    return f"{mean} points {'over' if mean.startswith('+') else 'against'} dense"
+
+
+def _is_zero(mean: str) -> bool:
+    return not re.search("[1-9]", mean)
 
 
 def _speed(line: Mapping[str, Any]) -> list[str]:
@@ -184,18 +179,8 @@ def _over_controls(judgement: Judgement, ticket: Mapping[str, Any]) -> list[str]
         said.append(f"but not shown to be better than {listed(unsure)}")
     as_good = [name for name, line in lines.items() if line["ticket"] in (verdicts.AS_GOOD, verdicts.WORSE)]
     if as_good:
-        said.append(f"but not special: {listed(as_good)} {_do(as_good)} as well")
+        said.append(f"but not special: {listed(as_good)} {'does' if len(as_good) == 1 else 'do'} as well")
     return said
-
-
-def _none_shown(judgement: Judgement) -> Headline:
-    rule = judgement.rule
-    text, tone = _nearest(judgement.rounds, rule)
-    at_the_end = judgement.shown[verdicts.AT_LAST]
-    if at_the_end is None:
-        return Headline(text, tone)
-    there = f"the ticket with {percent(at_the_end['density'])} of the weights matches dense"
-    return Headline(f"{text} At the end of training {there}: {_end_in_words(at_the_end, rule)}.", OPEN)
 
 
 def _nearest(rounds: Table, rule: Rule) -> Headline:
@@ -249,16 +234,9 @@ def _in_words(line: Mapping[str, Any], rule: Rule) -> str:
     has_ends = num > 1 and math.isfinite(line["low"])
     interval = metric.interval(line["low"], line["high"]) if has_ends else ()
     mean, *ends = metric.in_words(line["mean"], *interval)
-    is_better, is_same = line["mean"] > 0, not re.search("[1-9]", mean)
-    if metric.is_loss and is_same:
-        against = "with the same test loss as dense"
-    elif metric.is_loss:
-        against = f"with a test loss {mean.lstrip('+−')} {'below' if is_better else 'above'} that of dense"
-    elif is_same:
-        against = "as accurate as dense"
-    else:
-        against = f"{mean} points {'over' if is_better else 'against'} dense"
-    text = f"{percent(line['density'])} of the weights, {against}"
+    text = (
+        f"{percent(line['density'])} of the weights, {'with ' if metric.is_loss else ''}{_beside_dense(mean, metric)}"
+    )
     if has_ends:
         return f"{text} ({100 * rule.confidence:.4g} % interval {ends[0]} to {ends[1]}, {replicates(num)})"
     return f"{text} (in each of {replicates(num)})" if num > 1 else text
@@ -271,7 +249,3 @@ def _end_in_words(line: Mapping[str, Any], rule: Rule) -> str:
         return f"{metric.in_words(line['final_mean'])[0]}{word}"
     mean, low, high = metric.in_words(line["final_mean"], *metric.interval(low, high))
     return f"{mean}{word} ({low} to {high})"
-
-
-def _do(names: list[str]) -> str:
-    return "do" if len(names) > 1 else "does"

@@ -7,11 +7,10 @@ from typing import Any
 from lottery import formatting, grids
 from lottery.formatting import number, short
 from lottery.grids import BAD, GOOD, OPEN, Grid, Table
-from lottery.runs import store
 from lottery.statistics import results, verdicts
-from lottery.statistics.metric import ACCURACY, LOSS, Metric, metric_of
+from lottery.statistics.metric import ACCURACY, LOSS, TICKET, Metric, metric_of, of_tickets, transferred
 from lottery.statistics.published import numbered
-from lottery.statistics.verdicts import Judgement
+from lottery.statistics.verdicts import CANNOT_TELL, Judgement
 
 Columns = dict[str, tuple[str, Callable[[Any], str]]]  # see `lottery.grids.of_rows`
 
@@ -40,7 +39,7 @@ _LEAVE_OUT = (
     "end from", "end to", "kept", "early stop", "stops later", "end", "end vs dense", "end verdict", "±", "n",
     "budget from", "budget to", "within budget", "speed", "needed", "beats controls", ACCURACY.name, LOSS.name, "round",
 )  # fmt: skip
-_BESIDE = {verdicts.BETTER: GOOD, verdicts.AS_GOOD: OPEN, verdicts.WORSE: BAD, verdicts.CANNOT_TELL: OPEN}
+_BESIDE = {verdicts.BETTER: GOOD, verdicts.AS_GOOD: OPEN, verdicts.WORSE: BAD, CANNOT_TELL: OPEN}
 _PUBLISHED = {"pass": GOOD, "fail": BAD, "cannot tell": OPEN, "open": OPEN}
 
 
@@ -54,11 +53,11 @@ def rounds(judgement: Judgement, points: Table, costs: Table | None = None, shor
         short: Leave out all but what was found.
     """
     metric = judgement.metric
-    points = points[points["branch"] == store.TICKET]
+    points = of_tickets(points)
     rows = points.merge(judgement.rounds.drop(columns=["density", "replicates"]), on="round", how="left")
     rows = rows.fillna({"early_stop": "", "verdict": "", "special": "", "final_verdict": ""})
-    marks = ["≥ " if censored else "" for censored in rows["censored"]]
-    rows["stop"] = [f"{mark}{step:,.0f}" for mark, step in zip(marks, rows["early_stop_step_mean"], strict=True)]
+    steps = rows["early_stop_step_mean"].map("{:,.0f}".format)
+    rows["stop"] = steps.where(rows["censored"].fillna(0) == 0, "≥ " + steps)
     columns: Columns = {
         "round": ("round", str),
         "density": ("density", formatting.percent),
@@ -87,44 +86,39 @@ def rounds(judgement: Judgement, points: Table, costs: Table | None = None, shor
         columns = {head: column for head, column in columns.items() if head in _FOUND}
     key = _key_of_rounds(judgement, points)
     if costs is not None:
-        of_tickets = costs[costs["branch"] == store.TICKET].drop(columns=["branch", "density", "num_kept"])
-        rows = rows.merge(of_tickets.groupby("round").mean(numeric_only=True), on="round")
+        means = of_tickets(costs).groupby("round").mean(numeric_only=True)
+        rows = rows.merge(means.drop(columns=["density", "num_kept"]), on="round")
         columns |= _COST_COLUMNS
         key |= _KEY_OF_COSTS
     return grids.of_rows(rows.to_dict("records"), columns, key=key, leave_out=_LEAVE_OUT, tones=verdicts.TONES)
 
 
 def _key_of_rounds(judgement: Judgement, points: Table) -> dict[str, str]:
-    metric, rule, judged = judgement.metric, judgement.rule, judgement.rounds
+    """Explain the heads and the verdicts; `grids.of_rows` leaves out what a table does not have."""
+    metric, rule = judgement.metric, judgement.rule
     num = int(points["replicates"].max())
     over = "n" if points["replicates"].nunique() > 1 else num
     mean = f"mean and standard deviation (±) over {over} replicates" if num > 1 else "of one replicate"
     side, bound = metric.bound(rule.tolerance).split(" ", 1)
     other = "below" if side == "above" else "above"
-    unsure = (
-        f"{'is' if num == 1 else 'are'} too few to decide: the interval lies on both sides of {bound}, or is not known"
-    )
-    words = {
+    too_few = f"{formatting.replicates(num)} {'is' if num == 1 else 'are'} too few to decide"
+    key = {
         verdicts.WINNING: f"the 95 % interval within the dense network's budget is {side} {bound}; the budget is the "
         "early-stop step of the dense network",
         verdicts.MATCHING: f"the whole 95 % interval of vs dense is {side} {bound}, see --tolerance",
         verdicts.NOT_MATCHING: f"the whole interval is {other} {bound}",
-        verdicts.CANNOT_TELL: f"{formatting.replicates(num)} {unsure}",
+        CANNOT_TELL: f"{too_few}: the interval lies on both sides of {bound}, or is not known",
+        "needed": "how many replicates of a new run would decide, with a power of 80 %",
+        "beats controls": "yes if the ticket beats every control, no if some control does as well",
+        metric.name: f"at the early-stop step, {mean}; end: after the last step{_lower(metric)}",
+        "within budget": "as vs dense, with the ticket at its lowest validation loss up to the early stop of dense",
+        "speed": "steps to the lowest validation loss of dense, over the steps of dense; empty if never reached",
+        "stops later": "later or no later than dense, by the early-stop steps; no part of the verdict",
+        "vs dense": f"ticket − dense, {_unit(metric)}, paired by replicate, and its interval for this round by itself",
     }
-    key = {word: text for word, text in words.items() if word in {*judged["verdict"], *judged["final_verdict"]}}
-    if judged["needed"].notna().any():
-        key["needed"] = "how many replicates of a new run would decide, with a power of 80 %"
-    if judged["special"].any():
-        key["beats controls"] = "yes if the ticket beats every control, no if some control does as well"
-    if points[f"{metric.what}_mean"].notna().any():
-        key[metric.name] = f"at the early-stop step, {mean}; end: after the last step{_lower(metric)}"
-    if judged["budget_mean"].notna().any():
-        key["within budget"] = (
-            "as vs dense, with the ticket at its lowest validation loss up to the early-stop step of dense"
-        )
-        key["speed"] = "steps to the lowest validation loss of dense, over the steps of dense; empty if never reached"
-        key["stops later"] = "later or no later than dense, by the early-stop steps; no part of the verdict"
-    key["vs dense"] = f"ticket − dense, {_unit(metric)}, paired by replicate, and its interval for this round by itself"
+    # The column of controls has question marks too, which mean another interval.
+    if CANNOT_TELL not in {*judgement.rounds["verdict"], *judgement.rounds["final_verdict"]}:
+        del key[CANNOT_TELL]
     if points["censored"].any():
         last = f"{rule.last_step:,}"
         key["early stop"] = f"≥ where the validation loss of a replicate was lowest at the last step, {last}"
@@ -142,14 +136,14 @@ def controls(judgement: Judgement, costs: Table | None = None, only: int | None 
     metric, rule = judgement.metric, judgement.rule
     values = judgement.rows.pivot(index="replicate", columns=["branch", "round"], values=metric.early_stop)
     rows, tests = [], []
-    for branch in verdicts.controls(judgement.rows):
-        compared, refused = rule.compared(branch), verdicts.refused(branch, rule)
-        if compared and compared.takes_away and not refused:
+    for branch in judgement.controls:
+        compared, refused = rule.compared(branch), rule.refused(branch)
+        if compared and compared.takes_away:  # empty where the comparison is refused
             tests.append(f"{branch} tests {compared.takes_away}")
         for line in judgement.against(branch).to_dict("records"):
             if only not in (None, line["round"]):
                 continue
-            own, ticket = values[[(branch, line["round"]), (store.TICKET, line["round"])]].dropna().mean()
+            own, ticket = values[[(branch, line["round"]), (TICKET, line["round"])]].dropna().mean()
             beside = verdicts.NOT_FAIR if refused else verdicts.beside(line, rule)
             row = line | {"branch": branch, "own": own, "ticket": ticket, "beside": beside}
             rows.append(row | (_spent(costs, row) if costs is not None else {}))
@@ -169,6 +163,7 @@ def controls(judgement: Judgement, costs: Table | None = None, only: int | None 
     key = {
         "ticket − branch": f"mean over the n replicates that have both, {_unit(metric)}, and its 95 % interval",
         "ticket is": f"as its interval shows; {verdicts.AS_GOOD}: within the tolerance, ?: not shown",
+        "its steps": "of all trainings that it takes, rounds before it included; its multiply-adds likewise",
     }
     if costs is not None:
         columns |= {
@@ -176,7 +171,6 @@ def controls(judgement: Judgement, costs: Table | None = None, only: int | None 
             "its multiply-adds": ("multiply_adds", short),
             "of the ticket's": ("share", number),
         }
-        key["its steps"] = "of all trainings that it takes, rounds before it included; its multiply-adds likewise"
     notes = [f"{'; '.join(tests)}."] if tests else []
     leave_out = ("n", "of the ticket's", f"ticket's {metric.name}", "density")
     return grids.of_rows(rows, columns, key=key, notes=notes, leave_out=leave_out, tones=_BESIDE)
@@ -185,7 +179,7 @@ def controls(judgement: Judgement, costs: Table | None = None, only: int | None 
 def _spent(costs: Table, row: Mapping[str, Any]) -> dict[str, float]:
     here = costs[costs["round"] == row["round"]]
     means = here.groupby("branch")[["spent_steps", "spent_multiply_adds"]].mean()
-    (steps, count), (_, whole) = means.reindex([row["branch"], store.TICKET]).to_numpy()
+    (steps, count), (_, whole) = means.reindex([row["branch"], TICKET]).to_numpy()
     return {"steps": steps, "multiply_adds": count, "share": count / whole}
 
 
@@ -193,7 +187,7 @@ def transfers(rows: Table, points: Table) -> Grid | None:
     """List the tickets that were trained on other data, from the rows of a run and `results.summary`; None if none."""
     import pandas as pd
 
-    points = points[verdicts.transferred(points)]
+    points = points[transferred(points)]
     if points.empty:
         return None
     metric, compared = metric_of(rows), results.transfers(rows)
@@ -247,11 +241,10 @@ def compared(found: Table, first: str) -> Grid:
 def two_way(found: Table, measure: str, tolerance: float) -> Grid:
     """List ticket − dense with both intervals, a row for each round, from `lottery.statistics.two_way.table`."""
     found = found[(found["measure"] == measure) & (found["against"] == "dense")]
-    ends = {"seeds": ("low", "high"), "both": ("two_way_low", "two_way_high")}
-    texts = {
-        key: list(map(formatting.ends, 100 * found[low], 100 * found[high], ["+.2f"] * len(found)))
-        for key, (low, high) in ends.items()
-    }
+    rows = found.to_dict("records")
+    for row in rows:
+        row["seeds"] = formatting.ends(100 * row["low"], 100 * row["high"], "+.2f")
+        row["both"] = formatting.ends(100 * row["two_way_low"], 100 * row["two_way_high"], "+.2f")
     columns: Columns = {
         "round": ("round", str),
         "density": ("density", formatting.percent),
@@ -267,19 +260,19 @@ def two_way(found: Table, measure: str, tolerance: float) -> Grid:
         verdicts.MATCHING: f"this interval is {ACCURACY.bound(tolerance)}, see --tolerance; the early-stop step is not "
         "tested here. Each verdict is on its round alone",
     }
-    rows, leave_out = found.assign(**texts).to_dict("records"), ("density", "over seeds")
-    return grids.of_rows(rows, columns, key=key, leave_out=leave_out, tones=verdicts.TONES)
+    return grids.of_rows(rows, columns, key=key, leave_out=("density", "over seeds"), tones=verdicts.TONES)
 
 
 def aggregated(found: Table, tasks: Sequence[str]) -> Grid:
     """List methods over several tasks at each density, from `lottery.statistics.aggregates.summary`."""
     first = found["method"].iloc[0]
     num = int(found["replicates"].min())
-    texts = {}
-    for name, form, unit in (("iqm", "+.2f", 100), ("over_dense", ".2f", 1), ("first_over", ".2f", 1)):
-        ends = map(formatting.ends, unit * found[f"{name}_low"], unit * found[f"{name}_high"], [form] * len(found))
-        values = [number(unit * value, form) for value in found[name]]
-        texts[name] = [value and f"{value} ({between})" for value, between in zip(values, ends, strict=True)]
+    rows = found.to_dict("records")
+    for row in rows:
+        for name, form, unit in (("iqm", "+.2f", 100), ("over_dense", ".2f", 1), ("first_over", ".2f", 1)):
+            between = formatting.ends(unit * row[f"{name}_low"], unit * row[f"{name}_high"], form)
+            value = number(unit * row[name], form)
+            row[name] = f"{value} ({between})" if value else ""
     beaten = f"P({first} > it)"
     columns: Columns = {
         "density": ("at", formatting.percent),
@@ -292,13 +285,12 @@ def aggregated(found: Table, tasks: Sequence[str]) -> Grid:
         "IQM vs dense": "interquartile mean of method − dense, in percentage points, over all replicates of all "
         "tasks; in brackets the 95 % interval of the stratified bootstrap, which is too narrow for few replicates",
         "P(it > dense)": "probability that a network of the method is more accurate than a dense network",
+        beaten: f"probability that a network of {first} is more accurate than one of the method",
     }
-    if found["method"].nunique() > 1:
-        key[beaten] = f"probability that a network of {first} is more accurate than one of the method"
     noun = "tasks" if len(tasks) > 1 else "task"
     over = f"{len(tasks)} {noun} ({', '.join(tasks)}), {formatting.replicates(num)} of each"
     notes = [f"Over {over}. Test accuracy at the early-stop step."]
-    return grids.of_rows(found.assign(**texts).to_dict("records"), columns, key=key, notes=notes, leave_out=[beaten])
+    return grids.of_rows(rows, columns, key=key, notes=notes, leave_out=[beaten])
 
 
 def published(lines: Sequence[Mapping[str, str]], notes: Iterable[str]) -> Grid:

@@ -6,7 +6,6 @@ interval here allows for both.
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +18,7 @@ from lottery.pruning import branches
 from lottery.runs import store
 from lottery.runs.stored import StoredRound, stored_rounds
 from lottery.statistics import intervals
-from lottery.statistics.verdicts import AT_THE_END, CANNOT_TELL, MATCHING, MEASURE, NOT_MATCHING, TOLERANCE
+from lottery.statistics.verdicts import AT_THE_END, MATCHING, MEASURE, TOLERANCE, Rule
 
 COLUMNS = (
     "measure", "round", "density", "against", "replicates", "examples", "mean", "low", "high", "verdict", "two_way_low",
@@ -105,8 +104,7 @@ def table(run: Path, tolerance: float = TOLERANCE, confidence: float = 0.95) -> 
     """
     import pandas as pd
 
-    networks = _networks(run)
-    labels = _labels(networks)
+    networks, rule = _networks(run), Rule(tolerance=tolerance)
     rounds = sorted(round for branch, round in networks if branch == store.TICKET and round)
     others = [branch for branch in dict.fromkeys(branch for branch, _ in networks) if branch != store.TICKET]
     lines = []
@@ -116,29 +114,15 @@ def table(run: Path, tolerance: float = TOLERANCE, confidence: float = 0.95) -> 
         replicates = [number for number in tickets if number in rivals]
         if not replicates:
             continue
-        right = [
-            np.array([of[number].predictions[when] == labels for number in replicates], float)
-            for of in (tickets, rivals)
-        ]
-        differences = right[0] - right[1]
+        differences = np.stack([_right(tickets[number], when) - _right(rivals[number], when) for number in replicates])
         mean, *seeds = intervals.mean_interval(differences.mean(axis=1).tolist(), confidence)
         _, *both = interval(differences, confidence)
         verdict = two_way_verdict = ""
         if against == "dense":
-            verdict, two_way_verdict = _verdict(seeds, tolerance), _verdict(both, tolerance)
+            verdict, two_way_verdict = rule.verdict(*seeds), rule.verdict(*both)
         place = measure, round, tickets[replicates[0]].record["density"], against
         lines.append((*place, *differences.shape, mean, *seeds, verdict, *both, two_way_verdict))
     return pd.DataFrame(lines, columns=list(COLUMNS))
-
-
-def _labels(networks: Mapping[tuple[str, int], Mapping[int, StoredRound]]) -> np.ndarray:
-    # Right and wrong can only be paired if all networks were tested on the same examples.
-    labels = np.zeros(0)
-    for place, stored in enumerate(stored for of in networks.values() for stored in of.values()):
-        if place and not np.array_equal(labels, stored.predictions["label"]):
-            raise LotteryError(f"{str(stored.folder)!r} was tested on other examples than the networks before it.")
-        labels = stored.predictions["label"]
-    return labels
 
 
 def sentences(found: Table) -> list[str]:
@@ -147,8 +131,8 @@ def sentences(found: Table) -> list[str]:
     for measure, part in found[found["against"] == "dense"].groupby("measure", sort=False):
         here = set(part[part["verdict"] == MATCHING]["round"])
         everywhere = set(part[part["two_way_verdict"] == MATCHING]["round"])
-        shown = f"{MATCHING} in {_rounds(everywhere)}" if everywhere else f"no round is shown to be {MATCHING}"
-        alone = f"; for this test set alone also {_rounds(here - everywhere)}" if here - everywhere else ""
+        shown = f"{MATCHING} in {ranges(everywhere, 'round')}" if everywhere else f"no round is shown to be {MATCHING}"
+        alone = f"; for this test set alone also {ranges(here - everywhere, 'round')}" if here - everywhere else ""
         lines.append(f"{WHEN[measure]}, for other seeds and other test examples: {shown}{alone}.")
     return lines
 
@@ -162,22 +146,22 @@ def num_examples(run: Path) -> int:
         return 0
 
 
-def _rounds(numbers: set[int]) -> str:
-    return f"{'rounds' if len(numbers) > 1 else 'round'} {ranges(numbers)}"
-
-
 def _networks(run: Path) -> dict[tuple[str, int], dict[int, StoredRound]]:
-    # By branch and round, and then by replicate; a transfer was tested on other data than the run's own.
+    """Gather the networks by branch and round, and then by replicate; not transfers, which have other test data."""
     found: dict[tuple[str, int], dict[int, StoredRound]] = {}
+    labels = None
     for stored in stored_rounds(run):
         known = branches.find(stored.branch)
-        if not (known and known.other_data):
-            found.setdefault((stored.branch, stored.round), {})[stored.replicate] = stored
+        if known and known.other_data:
+            continue
+        own = stored.predictions["label"]
+        # Right and wrong can only be paired if all networks were tested on the same examples.
+        if labels is not None and not np.array_equal(labels, own):
+            raise LotteryError(f"{str(stored.folder)!r} was tested on other examples than the networks before it.")
+        labels = own
+        found.setdefault((stored.branch, stored.round), {})[stored.replicate] = stored
     return found
 
 
-def _verdict(ends: Sequence[float], tolerance: float) -> str:
-    (low, high), bound = ends, -tolerance - intervals.SAME
-    if low >= bound:
-        return MATCHING
-    return NOT_MATCHING if high < bound else CANNOT_TELL
+def _right(stored: StoredRound, when: str) -> np.ndarray:
+    return (stored.predictions[when] == stored.predictions["label"]).astype(float)

@@ -24,7 +24,7 @@ from lottery.pruning import branches, fairness
 from lottery.runs import store
 from lottery.runs.stored import StoredRound
 from lottery.statistics import intervals, power
-from lottery.statistics.metric import ACCURACY, Metric, metric_of, scored, unit
+from lottery.statistics.metric import ACCURACY, Metric, controls, metric_of, of_dense, of_tickets, scored, unit
 
 TOLERANCE = ACCURACY.tolerance
 MEASURE = ACCURACY.early_stop
@@ -58,6 +58,11 @@ class Rule:
         """Return what a branch shows beside the tickets; None for a function of the user's."""
         return fairness.comparison(branch, self.mode, self.rewind_step, self.held_at)
 
+    def refused(self, branch: str) -> str:
+        """Say why a branch cannot be compared fairly with the tickets; empty if it can."""
+        compared = self.compared(branch)
+        return compared.refused if compared else ""
+
     @property
     def level(self) -> float:
         """The probability that an interval wrongly lies above a bound."""
@@ -74,6 +79,10 @@ class Rule:
             return MATCHING
         return NOT_MATCHING if high < self.bound else CANNOT_TELL
 
+    def p_value(self, line: Mapping[str, Any], bound: float) -> float:
+        """Compute the p value of the test that the true mean of a line of `differences` is above a bound."""
+        return intervals.p_value(line["mean"], line["low"], line["replicates"], bound, self.confidence)
+
 
 DEFAULT = Rule()
 JUDGED = (
@@ -81,7 +90,7 @@ JUDGED = (
     "step_high", "early_stop", "final_mean", "final_low", "final_high", "final_verdict", "special", "as_good",
     "matching_p", "winning_p", "better_p", "final_p",
 )  # fmt: skip
-_NOT_KNOWN = {"early_stop": "", "final_verdict": "", "special": "", "as_good": ""}  # numbers are NaN
+_NOT_KNOWN: dict[str, Any] = {"early_stop": "", "final_verdict": "", "special": "", "as_good": ""}  # numbers are NaN
 
 
 @dataclass(frozen=True)
@@ -117,6 +126,11 @@ class Judgement:
             del p_values[WINNING]
         return {word: smallest_shown(self.rounds, self.rule, p) for word, p in p_values.items()}
 
+    @property
+    def controls(self) -> list[str]:
+        """The branches that are compared with the ticket, in the order of the table."""
+        return controls(self.rows)
+
     def against(self, branch: str) -> Table:
         """Return the table of `differences` of ticket − branch, of losses as gains."""
         return differences(self.scores, self.metric.early_stop, branch, self.rule.confidence)
@@ -131,7 +145,7 @@ def of_run(run: Path, rows: Table, tolerance: float | None = None) -> Judgement:
 
 
 def _most_frequent(run: Path, rows: Table) -> float:
-    dense = rows[(rows["branch"] == store.TICKET) & (rows["round"] == 0)]
+    dense = of_dense(rows)
     if dense.empty:
         return math.nan
     try:
@@ -177,6 +191,7 @@ def paired(rows: Table, measure: str = "", against: str = "dense") -> Table:
     tickets = chain(store.TICKET)
     if against == "dense":
         pruned = tickets[[number for number in tickets if number != 0]]
+        # A part of a table, such as chosen rounds, may lack the dense networks.
         return pruned.sub(tickets[0], axis=0) if 0 in tickets else pruned * math.nan
     others = sorted(set(rows["branch"]) - {store.TICKET})
     if against not in others:
@@ -191,12 +206,11 @@ def differences(
     """Summarise `paired` over replicates, a row for each round in which at least one pair is complete.
 
     Of the columns `DIFFERENCES`, ``replicates`` counts the pairs, ``std`` is the sample standard deviation (NaN for
-    one pair), ``low`` and ``high`` are from `intervals.mean_interval` (infinite for one pair), or from
-    `on_a_grid` of a measure that has a spacing.
+    one pair), ``low`` and ``high`` are from `intervals.mean_interval` with the spacing (infinite for one pair).
     """
     import pandas as pd
 
-    density = rows[rows["branch"] == store.TICKET].groupby("round")["density"].mean()
+    density = of_tickets(rows).groupby("round")["density"].mean()
     measure = measure or metric_of(rows).early_stop
     found = paired(rows, measure, against)
     # How small a difference of losses counts as none depends on the size of the losses.
@@ -204,13 +218,9 @@ def differences(
     lines = []
     for number, column in found.items():
         pairs = column.dropna()
-        if pairs.empty:
-            continue
-        if spacing:
-            mean, low, high = intervals.on_a_grid(pairs.tolist(), spacing, confidence)
-        else:
-            mean, low, high = intervals.mean_interval(pairs.tolist(), confidence, size)
-        lines.append((number, density[number], len(pairs), mean, pairs.std(), low, high))
+        if len(pairs):
+            mean, low, high = intervals.mean_interval(pairs.tolist(), confidence, size, spacing)
+            lines.append((number, density[number], len(pairs), mean, pairs.std(), low, high))
     return pd.DataFrame(lines, columns=list(DIFFERENCES))
 
 
@@ -239,25 +249,41 @@ def judged(rows: Table, rule: Rule = DEFAULT) -> Table:
     import pandas as pd
 
     rows = scored(rows, rule.metric)
-    steps, at_the_end, special = _steps(rows, rule), _at_the_end(rows, rule), _special(rows, rule)
-    in_budget, speeds = _in_budget(rows, rule), speed(rows).mean(skipna=False)
+    # Tickets that cannot be winning have no budget, and their early stop is not compared.
+    can_win = rule.word == WINNING
+    budgets = _by_round(rows, rule, rule.metric.budget) if can_win else {}
+    steps = _by_round(rows, rule, "early_stop_step", spacing=rule.margin) if can_win else {}
+    finals, special = _by_round(rows, rule, rule.metric.final), _special(rows, rule)
+    tickets = of_tickets(rows)
+    censored = set(tickets[tickets["early_stop_step"] == rule.last_step]["round"])
+    speeds = speed(rows).mean(skipna=False)
     lines = []
-    for line in differences(rows, rule.metric.early_stop, confidence=rule.confidence).to_dict("records"):
-        number, mean, low, num = line["round"], line["mean"], line["low"], line["replicates"]
-        verdict, needed = rule.verdict(line["low"], line["high"]), None
-        if verdict == CANNOT_TELL and math.isfinite(line["low"]):
-            needed = power.num_needed(mean + rule.tolerance, line["std"], num, rule.confidence)
-        budget = in_budget.get(number, {})
-        if budget.get("budget_low", -math.inf) >= rule.bound:
-            verdict = WINNING
-        line |= {"verdict": verdict, "needed": needed or math.nan, "speed": speeds.get(number, math.nan)}
-        line["matching_p"] = intervals.p_value(mean, low, num, rule.bound, rule.confidence)
-        line["better_p"] = intervals.p_value(mean, low, num, 0, rule.confidence)
-        others = (budget, steps.get(number, {}), at_the_end.get(number, {}), special.get(number, {}))
-        for found in others:
-            line |= found
-        lines.append(_NOT_KNOWN | line)
-    return pd.DataFrame(lines, columns=list(JUDGED))
+    for number, line in _by_round(rows, rule, rule.metric.early_stop).items():
+        line = _NOT_KNOWN | line | special.get(number, {})
+        line["verdict"] = rule.verdict(line["low"], line["high"])
+        line["speed"] = speeds.get(number, math.nan)
+        line["matching_p"] = rule.p_value(line, rule.bound)
+        line["better_p"] = rule.p_value(line, 0)
+        if line["verdict"] == CANNOT_TELL and math.isfinite(line["low"]):
+            distance = line["mean"] + rule.tolerance
+            line["needed"] = power.num_needed(distance, line["std"], line["replicates"], rule.confidence)
+        budget, step, final = budgets.get(number), steps.get(number), finals.get(number)
+        if budget:
+            line |= _ends(budget, "budget")
+            line["winning_p"] = rule.p_value(budget, rule.bound)
+            line["better_p"] = rule.p_value(budget, 0)
+            # Within the budget is the harder test, so it goes over the verdict at the early-stop step.
+            if budget["low"] >= rule.bound:
+                line["verdict"] = WINNING
+        if step:
+            line |= _ends(step, "step")
+            line["early_stop"] = _early_stop(step, rule, number in censored, 0 in censored)
+        if final:
+            line |= _ends(final, "final")
+            line["final_verdict"] = rule.verdict(final["low"], final["high"])
+            line["final_p"] = rule.p_value(final, rule.bound)
+        lines.append(line)
+    return pd.DataFrame(lines, columns=list(JUDGED)).astype({"needed": float})
 
 
 def smallest_shown(lines: Table, rule: Rule = DEFAULT, p: str = "winning_p") -> dict[str, Any] | None:
@@ -286,7 +312,7 @@ def smallest_by_mean(rows: Table, tolerance: float | None = None) -> dict[str, A
     best = sparsest(found[found["mean"] >= -tolerance - LAST_PLACE])
     if best is None:
         return None
-    dense = float(rows[(rows["branch"] == store.TICKET) & (rows["round"] == 0)][metric.early_stop].mean())
+    dense = float(of_dense(rows)[metric.early_stop].mean())
     gain = float(best["mean"])
     return {
         "round": int(best["round"]),
@@ -301,23 +327,6 @@ def smallest_by_mean(rows: Table, tolerance: float | None = None) -> dict[str, A
 def sparsest(lines: Table) -> dict[str, Any] | None:
     """Return the line with the smallest density; None if there is no line."""
     return None if lines.empty else lines.loc[lines["density"].idxmin()].to_dict()
-
-
-def transferred(rows: Table) -> Any:
-    """Mark the rows of transfers, whose accuracies are on other data and whose training may have another length."""
-    known = {label: branches.find(label) for label in set(rows["branch"])}
-    return rows["branch"].isin([label for label, branch in known.items() if branch and branch.other_data])
-
-
-def controls(rows: Table) -> list[str]:
-    """List the branches that can be compared with the ticket, in order: all but transfers."""
-    return [branch for branch in dict.fromkeys(rows[~transferred(rows)]["branch"]) if branch != store.TICKET]
-
-
-def refused(branch: str, rule: Rule) -> str:
-    """Say why a branch cannot be compared fairly with the tickets; empty if it can."""
-    compared = rule.compared(branch)
-    return compared.refused if compared else ""
 
 
 def beside(line: Mapping[str, Any], rule: Rule) -> str:
@@ -338,8 +347,7 @@ def speed(rows: Table) -> Table:
     Returns a data frame with a row for each replicate and a column for each pruned round of the ticket; NaN where the
     ticket never has that loss, or the dense network has it before it is trained.
     """
-    tickets = rows[rows["branch"] == store.TICKET]
-    steps = tickets.pivot(index="replicate", columns="round", values="dense_loss_step").astype(float)
+    steps = of_tickets(rows).pivot(index="replicate", columns="round", values="dense_loss_step").astype(float)
     if 0 not in steps:
         return steps * math.nan
     return steps.drop(columns=0).div(steps[0].where(steps[0] > 0), axis=0)
@@ -353,54 +361,30 @@ def lower_bound(judgement: Judgement, line: Mapping[str, Any]) -> float:
     """
     rule, num = judgement.rule, len(judgement.rounds)
     measure = rule.metric.budget if line["verdict"] == WINNING else rule.metric.early_stop
+    # The round was chosen by these very differences, so that its own interval would be too narrow.
     found = differences(judgement.scores, measure, confidence=1 - (1 - rule.confidence) / num)
     low = float(found.set_index("round").loc[line["round"], "low"])
     return max(low, -rule.tolerance)
 
 
-def _in_budget(rows: Table, rule: Rule) -> dict[Any, dict[str, Any]]:
-    if rule.word != WINNING:
-        return {}
-    found = {}
-    for line in differences(rows, rule.metric.budget, confidence=rule.confidence).to_dict("records"):
-        mean, low, num = line["mean"], line["low"], line["replicates"]
-        found[line["round"]] = {
-            "budget_mean": mean, "budget_low": low, "budget_high": line["high"],
-            "winning_p": intervals.p_value(mean, low, num, rule.bound, rule.confidence),
-            "better_p": intervals.p_value(mean, low, num, 0, rule.confidence),
-        }  # fmt: skip
-    return found
+def _by_round(
+    rows: Table, rule: Rule, measure: str, against: str = "dense", spacing: float = 0
+) -> dict[Any, dict[str, Any]]:
+    """Give the lines of `differences` by round, with the confidence of a rule."""
+    lines = differences(rows, measure, against, rule.confidence, spacing).to_dict("records")
+    return {line["round"]: line for line in lines}
 
 
-def _steps(rows: Table, rule: Rule) -> dict[Any, dict[str, Any]]:
-    if rule.word != WINNING or rows.empty:
-        return {}
-    tickets = rows[rows["branch"] == store.TICKET]
+def _ends(line: Mapping[str, Any], of: str) -> dict[str, float]:
+    return {f"{of}_{end}": line[end] for end in ("mean", "low", "high")}
+
+
+def _early_stop(line: Mapping[str, Any], rule: Rule, is_bound: bool, is_dense_bound: bool) -> str:
     # At the last step of training an early stop is a lower bound: such a ticket is never shown to be no later than
     # dense, and no ticket to be later than such a dense network.
-    bounds = set(tickets[tickets["early_stop_step"] == rule.last_step]["round"])
-    found = {}
-    for line in differences(rows, "early_stop_step", "dense", rule.confidence, rule.margin).to_dict("records"):
-        number, low, high = line["round"], line["low"], line["high"]
-        early_stop = CANNOT_TELL
-        if high <= rule.margin and number not in bounds:
-            early_stop = NO_LATER
-        elif high > rule.margin and low > 0 and 0 not in bounds:
-            early_stop = LATER
-        found[number] = {"step_mean": line["mean"], "step_low": low, "step_high": high, "early_stop": early_stop}
-    return found
-
-
-def _at_the_end(rows: Table, rule: Rule) -> dict[Any, dict[str, Any]]:
-    found = {}
-    for line in differences(rows, rule.metric.final, confidence=rule.confidence).to_dict("records"):
-        mean, low, high = line["mean"], line["low"], line["high"]
-        p = intervals.p_value(mean, low, line["replicates"], rule.bound, rule.confidence)
-        found[line["round"]] = {
-            "final_mean": mean, "final_low": low, "final_high": high, "final_verdict": rule.verdict(low, high),
-            "final_p": p,
-        }  # fmt: skip
-    return found
+    if line["high"] <= rule.margin:
+        return CANNOT_TELL if is_bound else NO_LATER
+    return LATER if line["low"] > 0 and not is_dense_bound else CANNOT_TELL
 
 
 def beside_controls(rows: Table, rule: Rule) -> dict[Any, dict[str, dict[str, Any]]]:
@@ -412,10 +396,10 @@ def beside_controls(rows: Table, rule: Rule) -> dict[Any, dict[str, dict[str, An
     found: dict[Any, dict[str, dict[str, Any]]] = {}
     for branch in controls(rows):
         known = branches.find(branch)
-        if known is None or known.kind != "control" or refused(branch, rule):
+        if known is None or known.kind != "control" or rule.refused(branch):
             continue
-        for line in differences(rows, rule.metric.early_stop, branch, rule.confidence).to_dict("records"):
-            found.setdefault(line["round"], {})[branch] = line
+        for number, line in _by_round(rows, rule, rule.metric.early_stop, branch).items():
+            found.setdefault(number, {})[branch] = line
     for lines in found.values():
         for line in lines.values():
             line["ticket"] = beside(line, rule)
@@ -425,11 +409,14 @@ def beside_controls(rows: Table, rule: Rule) -> dict[Any, dict[str, dict[str, An
     return found
 
 
-def _special(rows: Table, rule: Rule) -> dict[Any, dict[str, str]]:
+def _special(rows: Table, rule: Rule) -> dict[Any, dict[str, Any]]:
     found = {}
     for number, lines in beside_controls(rows, rule).items():
-        tickets = {line["ticket"] for line in lines.values()}
         as_good = [branch for branch, line in lines.items() if line["ticket"] in (AS_GOOD, WORSE)]
-        word = "yes" if tickets == {BETTER} else CANNOT_TELL
-        found[number] = {"special": "no" if as_good else word, "as_good": ", ".join(as_good)}
+        special = CANNOT_TELL
+        if as_good:
+            special = "no"
+        elif all(line["ticket"] == BETTER for line in lines.values()):
+            special = "yes"
+        found[number] = {"special": special, "as_good": ", ".join(as_good)}
     return found

@@ -18,7 +18,7 @@ from matplotlib.collections import FillBetweenPolyCollection
 from lottery import plots
 from lottery.analysis import connectivity, distances
 from lottery.errors import LotteryError
-from lottery.figures import captions, sheets, style
+from lottery.figures import sheets, style
 from lottery.runs import store
 from tests.statistics.test_results import made_up
 
@@ -742,7 +742,7 @@ def test_spread_equals_numpy(rng):
     np.testing.assert_allclose(found["density"], 0.8 ** np.arange(4))
     assert list(found["replicates"]) == [3] * 4
     fewer = style.spread(table[:-1], ("branch", "round"), "early_stop_test_accuracy")
-    assert captions.replicates(fewer, "bars") == "Means of n = 2 to 3 replicates, bars: lowest to highest."
+    assert style.replicates(fewer, "bars") == "Means of n = 2 to 3 replicates, bars: lowest to highest."
 
 
 # ---- odd runs

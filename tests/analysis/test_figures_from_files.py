@@ -10,7 +10,7 @@ import pytest
 
 from lottery import files, plots
 from lottery.analysis import ANALYSES, connectivity, curves, distances, inputs
-from lottery.figures import captions, style
+from lottery.figures import style
 from lottery.runs import siblings, store
 from tests.scripts.figures_from_files import compared, evenly, spread
 
@@ -196,8 +196,8 @@ def _without_marks(patch, kind):
 
 
 def _another_count(patch, kind):
-    original = captions.counted
-    patch.setattr(captions, "counted", lambda points: (original(points)[0] + 1, f"{original(points)[0] + 1}"))
+    original = style.counted
+    patch.setattr(style, "counted", lambda points: (original(points)[0] + 1, f"{original(points)[0] + 1}"))
 
 
 FAULTS = {

@@ -96,13 +96,13 @@ def test_the_last_that_is_counted_is_shown_by_itself(p_values, level):
 
 
 def test_on_a_grid_equal_steps_have_a_spread():
-    mean, low, high = intervals.on_a_grid([-100, -100, -100], 50)
+    mean, low, high = intervals.mean_interval([-100, -100, -100], spacing=50)
     half = stats.t.isf(0.025, 2) * 50 / math.sqrt(6) / math.sqrt(3)
     assert (mean, low, high) == pytest.approx((-100, -100 - half, -100 + half))
-    assert intervals.on_a_grid([-100, -100], 50)[1] > -math.inf
+    assert intervals.mean_interval([-100, -100], spacing=50)[1] > -math.inf
     wide = [0, 500, 1000]
-    assert intervals.on_a_grid(wide, 50) == intervals.mean_interval(wide)
-    assert intervals.on_a_grid([50], 50) == (50, -math.inf, math.inf)
+    assert intervals.mean_interval(wide, spacing=50) == intervals.mean_interval(wide)
+    assert intervals.mean_interval([50], spacing=50) == (50, -math.inf, math.inf)
 
 
 @pytest.mark.parametrize(
