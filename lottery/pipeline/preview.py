@@ -82,5 +82,5 @@ def sentences(experiment: config.Experiment, num_entries: int) -> list[str]:
     steps, each = column([found["steps"], experiment.train.num_steps])
     return [
         f"{found['networks']:,} networks, {of}: {steps} steps of training, at {each} each.",
-        f"About {filesize.decimal(found['bytes'], precision=0)} of weights and masks on disk.",
+        f"About {filesize.decimal(found['bytes'])} of weights and masks on disk.",
     ]

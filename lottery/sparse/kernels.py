@@ -259,7 +259,7 @@ def _of_windows(write: Callable[[_Writer, list[Any], list[Any]], None]) -> Any:
     """
 
     @_operation
-    def operation(typing: Any, a: Any, d: Any, at: Any, step: Any, of_a: Any, of_d: Any, first: Any, num: Any) -> Any:
+    def _through(typing: Any, a: Any, d: Any, at: Any, step: Any, of_a: Any, of_d: Any, first: Any, num: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             writer = _Writer(context, builder, signature, arguments)
             at, step, first, num = (arguments[number] for number in (2, 3, 6, 7))
@@ -272,7 +272,7 @@ def _of_windows(write: Callable[[_Writer, list[Any], list[Any]], None]) -> Any:
 
         return types.void(a, d, at, step, of_a, of_d, first, num), generate
 
-    return operation
+    return _through
 
 
 @_of_windows

@@ -178,7 +178,7 @@ def test_a_note_says_how_where_it_would_have_paid(name, build, steps, words, mon
 
 
 def test_another_setting_is_another_environment(small_run, monkeypatch):
-    from lottery.pipeline import agreement, recomputing, shared_prefix
+    from lottery.pipeline import agreement, recomputing, sweeping
 
     recorded = store.read_environment(small_run.path)
     other = {**recorded, "onednn": not recorded["onednn"]}
@@ -187,7 +187,7 @@ def test_another_setting_is_another_environment(small_run, monkeypatch):
     observed = {"observed": {"num_gpus": 0, "opaque": False}}
     assert agreement.other_environment(other | observed, observed["observed"]) == "another setting of oneDNN"
     experiment = small_run.experiment
-    assert shared_prefix.prefix(experiment, other, 0) != shared_prefix.prefix(experiment, recorded, 0)
+    assert sweeping._prefix(experiment, other, 0) != sweeping._prefix(experiment, recorded, 0)
 
 
 # --- In processes of their own, whose user has decided nothing.
