@@ -73,11 +73,11 @@ class Engine:
         named = weights.variables(self.model)
         # The parameters, by variable: the entries of kernels that are left, then everything else that is trained.
         self._entries = {
-            one.kernel: np.flatnonzero(kept[one.kernel]) if one.kernel in kept else np.arange(np.prod(one.shape))
-            for one in self.network.linear
+            layer.kernel: np.flatnonzero(kept.get(layer.kernel, np.ones(layer.shape, bool)))
+            for layer in self.network.linear
         }
-        others = [one.bias for one in self.network.linear]
-        others += [name for one in self._normalisations for name in (one.gamma, one.beta)]
+        others = [layer.bias for layer in self.network.linear]
+        others += [name for layer in self._normalisations for name in (layer.gamma, layer.beta)]
         self._entries |= {name: np.arange(np.prod(named[name].shape)) for name in others if name is not None}
         self._shapes = {name: tuple(variable.shape) for name, variable in named.items()}
         self._layout = self._packer.pack(self._entries, self._scaled)
@@ -150,18 +150,21 @@ class Engine:
 
     @property
     def _normalisations(self) -> list[Normalisation]:
-        return [one for one in self.network.operations if isinstance(one, Normalisation)]
+        return [operation for operation in self.network.operations if isinstance(operation, Normalisation)]
 
     @property
     def _statistics(self) -> list[list[str]]:
         """The names of the moving means, and of the moving variances."""
-        return [[one.mean for one in self._normalisations], [one.variance for one in self._normalisations]]
+        return [[layer.mean for layer in self._normalisations], [layer.variance for layer in self._normalisations]]
 
     def _variables(self) -> list[list[Any]]:
         """List the variables of the parameters; then the optimizer's two slots of each. None stands for no variable."""
         named, optimizer = weights.variables(self.model), self.model.optimizer
         own = [named[name] for name in self._entries]
-        return [own, *([optimizers.slot(optimizer, name, one) for one in own] for name in self._optimizer.slots)]
+        return [
+            own,
+            *([optimizers.slot(optimizer, name, variable) for variable in own] for name in self._optimizer.slots),
+        ]
 
     def _pack(self, variables: list[Any]) -> np.ndarray:
         """Put the entries that are left into a row; zeros, where there is no variable."""

@@ -736,84 +736,72 @@ _YES, _NO = np.bool_(True), np.bool_(False)  # for each of Python's own two, num
 
 
 @_compiled
-def _prefetch_channels(one: Any, row: int, array: Any, start: int) -> None:
+def _prefetch_channels(pass_: Any, row: int, array: Any, start: int) -> None:
     """Ask for what the next tile reads besides what this one does, in a share of the channels."""
-    for channel in range(row, one.channels, one.rows):
-        _prefetch(array, start + channel * one.plane + one.lowest)
+    for channel in range(row, pass_.channels, pass_.rows):
+        _prefetch(array, start + channel * pass_.plane + pass_.lowest)
 
 
 @_compiled
 def _outputs(
-    layout: Any,
-    memory: Any,
-    one: Any,
-    source: Any,
-    target: Any,
-    arrays: Any,
-    bias: Any,
-    adds: Any,
-    first: int,
-    last: int,
+    layout: Any, memory: Any, pass_: Any, values: Any, read: Any, written: Any, bias: Any, adds: Any, part: Any
 ) -> None:
-    """Write the outputs of a pass for some blocks, all if it is wide."""
-    read, written = layout.tensors[source], layout.tensors[target]
-    reads, writes = arrays
-    if one.is_wide:
-        last = first + 1  # its tiles are of all blocks
-    for block in range(first, last):
+    """Write the outputs of a pass, from a tensor to another of the same array."""
+    last = part.first + 1 if pass_.is_wide else part.last  # the tiles of a wide pass are of all blocks
+    for block in range(part.first, last):
         read_block, write_block = read.start + block * read.block, written.start + block * written.block
-        for tile in range(one.first_tiles, one.last_tile):
+        for tile in range(pass_.first_tiles, pass_.last_tile):
             form, read_at, write_at = layout.tiles[tile]
-            following = layout.tiles[min(tile + 1, one.last_tile - 1)]
-            for chunk in range(one.chunks):
-                list_of_row = one.first_begin + chunk * one.rows
-                for row in range(one.rows):
+            following = layout.tiles[min(tile + 1, pass_.last_tile - 1)]
+            for chunk in range(pass_.chunks):
+                list_of_row = pass_.first_begin + chunk * pass_.rows
+                for row in range(pass_.rows):
                     begin, end = layout.begin[list_of_row + row], layout.begin[list_of_row + row + 1]
-                    if chunk == 0 and not one.is_wide:
-                        _prefetch(writes, write_block + following[2] + layout.targets[one.first_targets + row])
-                        _prefetch_channels(one, row, reads, read_block + following[1])
+                    if chunk == 0 and not pass_.is_wide:
+                        _prefetch(values, write_block + following[2] + layout.targets[pass_.first_targets + row])
+                        _prefetch_channels(pass_, row, values, read_block + following[1])
                     is_added = adds or chunk > 0
                     if begin == end and is_added:
                         continue
                     _tile_of_outputs(
-                        memory.values, layout.offsets, begin, end, form, reads, read_block + read_at,
-                        one.source_group, writes, write_block + write_at + layout.targets[one.first_targets + row],
-                        one.target_group, one.step, bias[row] if bias.size else _0, is_added,
+                        memory.values, layout.offsets, begin, end, form, values, read_block + read_at,
+                        pass_.source_group, values, write_block + write_at + layout.targets[pass_.first_targets + row],
+                        pass_.target_group, pass_.step, bias[row] if bias.size else _0, is_added,
                     )  # fmt: skip
 
 
 @_compiled
 def _gradients(layout: Any, memory: Any, operation: Any, first: int, last: int) -> None:
     """Add the gradients of a layer's weights and biases over some blocks."""
-    one = layout.passes[operation.first_pass]
+    pass_ = layout.passes[operation.first_pass]
     read, made = layout.tensors[operation.source], layout.tensors[operation.target]
-    num_weights = layout.begin[one.first_begin + one.chunks * one.rows] - layout.begin[one.first_begin]
+    num_weights = layout.begin[pass_.first_begin + pass_.chunks * pass_.rows] - layout.begin[pass_.first_begin]
     size = 1 if operation.is_single else WIDTH
     if first == 0:
         _set(memory.cells[operation.cells : operation.cells + num_weights * size], _0)
-    first_cell = operation.cells - layout.begin[one.first_begin] * size
-    for chunk in range(one.chunks):  # outermost, so that its cells stay in a cache
-        list_of_row = one.first_begin + chunk * one.rows
-        for block in range(first, first + 1 if one.is_wide else last):
+    first_cell = operation.cells - layout.begin[pass_.first_begin] * size
+    for chunk in range(pass_.chunks):  # outermost, so that its cells stay in a cache
+        list_of_row = pass_.first_begin + chunk * pass_.rows
+        for block in range(first, first + 1 if pass_.is_wide else last):
             read_block, made_block = read.start + block * read.block, made.start + block * made.block
-            for tile in range(one.first_tiles, one.last_tile):
+            for tile in range(pass_.first_tiles, pass_.last_tile):
                 form, read_at, made_at = layout.tiles[tile]
-                following = layout.tiles[min(tile + 1, one.last_tile - 1)]
-                for row in range(one.rows):
+                following = layout.tiles[min(tile + 1, pass_.last_tile - 1)]
+                for row in range(pass_.rows):
                     begin, end = layout.begin[list_of_row + row], layout.begin[list_of_row + row + 1]
                     if begin == end:
                         continue
-                    if not one.is_wide:
-                        _prefetch(memory.d, made_block + following[2] + layout.targets[one.first_targets + row])
+                    if not pass_.is_wide:
+                        _prefetch(memory.d, made_block + following[2] + layout.targets[pass_.first_targets + row])
                         if chunk == 0:
-                            _prefetch_channels(one, row, memory.a, read_block + following[1])
+                            _prefetch_channels(pass_, row, memory.a, read_block + following[1])
                     _tile_of_gradients(
                         memory.cells, layout.offsets, begin, end, form, memory.a, read_block + read_at,
-                        one.source_group, memory.d, made_block + made_at + layout.targets[one.first_targets + row],
-                        one.target_group, first_cell, operation.is_single != 0,
+                        pass_.source_group, memory.d, made_block + made_at + layout.targets[pass_.first_targets + row],
+                        pass_.target_group, first_cell, operation.is_single != 0,
                     )  # fmt: skip
     if last == len(memory.live):
-        begin = layout.begin[one.first_begin]
+        begin = layout.begin[pass_.first_begin]
         for number in range(num_weights):
             cell = operation.cells + number * size
             memory.gradients[layout.places[begin + number]] += (
@@ -836,21 +824,20 @@ def _gradients(layout: Any, memory: Any, operation: Any, first: int, last: int) 
 
 @_compiled
 def _linear_forward(layout: Any, memory: Any, parameters: Any, operation: Any, part: Any) -> None:
-    one = layout.passes[operation.first_pass]
-    bias = parameters[operation.bias : operation.bias + one.rows] if operation.bias >= 0 else parameters[:0]
-    arrays = memory.a, memory.a
-    _outputs(layout, memory, one, operation.source, operation.target, arrays, bias, _NO, part.first, part.last)
+    pass_ = layout.passes[operation.first_pass]
+    bias = parameters[operation.bias : operation.bias + pass_.rows] if operation.bias >= 0 else parameters[:0]
+    read, written = layout.tensors[operation.source], layout.tensors[operation.target]
+    _outputs(layout, memory, pass_, memory.a, read, written, bias, _NO, part)
 
 
 @_compiled
 def _linear_backward(layout: Any, memory: Any, parameters: Any, operation: Any, part: Any) -> None:
     _gradients(layout, memory, operation, part.first, part.last)
     if operation.source_needed:
+        read, written = layout.tensors[operation.target], layout.tensors[operation.source]
+        adds = operation.source_adds != 0
         for number in range(operation.first_pass + 1, operation.last_pass):
-            _outputs(
-                layout, memory, layout.passes[number], operation.target, operation.source, (memory.d, memory.d),
-                parameters[:0], operation.source_adds != 0, part.first, part.last,
-            )  # fmt: skip
+            _outputs(layout, memory, layout.passes[number], memory.d, read, written, parameters[:0], adds, part)
 
 
 # --- Operations on each value. They go row by row, so that the zeros around an image stay.
@@ -898,14 +885,14 @@ def _activation_backward(layout: Any, memory: Any, operation: Any, part: Any) ->
 
 @_compiled
 def _sum_forward(layout: Any, memory: Any, operation: Any, part: Any) -> None:
-    one, other = layout.tensors[operation.source], layout.tensors[operation.other]
+    image, other = layout.tensors[operation.source], layout.tensors[operation.other]
     total = layout.tensors[operation.target]
     for block in range(part.first, part.last):
         for channel in range(part.channel, part.last_channel):
-            for row in range(one.height):
+            for row in range(image.height):
                 target = _row(memory.a, total, block, channel, row)
-                if total.start != one.start:
-                    _give(_row(memory.a, one, block, channel, row), target, False)
+                if total.start != image.start:
+                    _give(_row(memory.a, image, block, channel, row), target, False)
                 _give(_row(memory.a, other, block, channel, row), target, True)
 
 
@@ -917,12 +904,12 @@ def _sum_backward(layout: Any, memory: Any, operation: Any, part: Any) -> None:
         (operation.other, operation.other_needed, operation.other_adds),
     ):
         if is_needed:
-            one = layout.tensors[source]
+            image = layout.tensors[source]
             for block in range(part.first, part.last):
                 for channel in range(part.channel, part.last_channel):
-                    for row in range(one.height):
+                    for row in range(image.height):
                         values = _row(memory.d, total, block, channel, row)
-                        _give(values, _row(memory.d, one, block, channel, row), adds != 0)
+                        _give(values, _row(memory.d, image, block, channel, row), adds != 0)
 
 
 @_compiled
@@ -1251,8 +1238,8 @@ def _forward(layout: Any, memory: Any, state: Any, num: int, is_training: Any) -
                     for number in range(first_operation, last_operation):
                         _forward_by_kind(layout, memory, state, number, part, num, is_training)
     penalty = 0.0
-    for one in range(len(layout.penalties)):
-        begin, end, l1, l2 = layout.penalties[one]
+    for number in range(len(layout.penalties)):
+        begin, end, l1, l2 = layout.penalties[number]
         for weight in state.parameters[int(begin) : int(end)]:
             penalty += l1 * abs(weight) + l2 * weight * weight
     return penalty
@@ -1272,8 +1259,8 @@ def _backward(layout: Any, memory: Any, state: Any, num: int) -> None:
                     part = Part(first, last, channel, channel + at_once)
                     for number in range(last_operation - 1, first_operation - 1, -1):
                         _backward_by_kind(layout, memory, state, number, part, num)
-    for one in range(len(layout.penalties)):
-        begin, end, l1, l2 = layout.penalties[one]
+    for number in range(len(layout.penalties)):
+        begin, end, l1, l2 = layout.penalties[number]
         l1, l2 = np.float32(l1), np.float32(l2)
         for place in range(int(begin), int(end)):
             weight = state.parameters[place]

@@ -436,7 +436,9 @@ class _Packing:
         readers = self.packer.readers[0]
         if all(isinstance(reader, Linear) and reader.kind == "dense" for reader in readers):
             read = [
-                np.unravel_index(self.entries[one.kernel], one.shape)[0] for one in readers if isinstance(one, Linear)
+                np.unravel_index(self.entries[layer.kernel], layer.shape)[0]
+                for layer in readers
+                if isinstance(layer, Linear)
             ]
             features = np.unique(np.concatenate(read))
         return features, self.packer.places[0].at(*_flat(features, shape))
@@ -444,9 +446,9 @@ class _Packing:
     def _penalties(self) -> np.ndarray:
         """Return for each kernel with a penalty its first and its last parameter, l1 and l2."""
         found = [
-            (self.first[one.kernel], self.first[one.kernel] + len(self.entries[one.kernel]), one.l1, one.l2)
-            for one in self.network.linear
-            if one.l1 or one.l2
+            (self.first[layer.kernel], self.first[layer.kernel] + len(self.entries[layer.kernel]), layer.l1, layer.l2)
+            for layer in self.network.linear
+            if layer.l1 or layer.l2
         ]
         return np.array(found, np.float64).reshape(-1, 4)
 

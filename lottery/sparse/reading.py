@@ -188,7 +188,7 @@ def read(model: Any) -> Network:
     network.loss, left, network.threshold = _loss(model, activation, kernels)
     if left != activation:  # the loss is of what goes into it
         network.operations.pop()
-    if any(isinstance(one, Activation) and one.name == "softmax" for one in network.operations):
+    if any(isinstance(made, Activation) and made.name == "softmax" for made in network.operations):
         raise Obstacle("a softmax is not the last layer")
     network.has_accuracy = _has_accuracy(model, network.loss)
     network.optimizer = _optimizer(model.optimizer, kernels)
