@@ -160,7 +160,8 @@ def measure_evaluation(loop: Loop, repetitions: int) -> Samples:
     def cycle() -> None:
         train()
         logs = loop.evaluations["validation"]()
-        float(logs["loss"]), float(logs["accuracy"])
+        float(logs["loss"])
+        float(logs["accuracy"])
         weights.read_state(loop.model)
 
     cycle()
