@@ -165,6 +165,8 @@ def main(
     if run and [mask.shape for mask in StoredRound(run, 1, 0).masks.values()] != SHAPES:
         raise typer.BadParameter("--run needs a run of LeNet-300-100 on images of 28 by 28 pixels.")
     images = "MNIST" if mnist_file(data_file) else "random images in the shape of MNIST"
+    if network:
+        images = data_file.name if data_file and (whole or agreement) else "random images"
     about = f"{images}; threads per network: {threads}"
     with framed(about, json_file) as (console, results), tempfile.TemporaryDirectory() as folder:
         of_threads = [f"run.num_threads={threads}"]
