@@ -40,6 +40,7 @@ class ExecutionOptions(TypedDict, total=False):
         on_event: Receives events of `lottery.progress`; by default they are shown on standard error.
         tensorboard: Also write for TensorBoard, into the run's folder; True by default.
         should_stop: Returns the signal that requested a stop, or 0; by default SIGINT and SIGTERM are heeded.
+        max_hours: Training stops after this time, as by Ctrl-C; by default it has no limit.
     """
 
     workers: int | ray.Ray | None
@@ -47,6 +48,7 @@ class ExecutionOptions(TypedDict, total=False):
     on_event: progress.OnEvent | None
     tensorboard: bool
     should_stop: interrupts.ShouldStop | None
+    max_hours: float | None
 
 
 class Options(ExecutionOptions, total=False):
@@ -212,8 +214,8 @@ def run(
 
     Args:
         experiment: A TOML file, its tables, or None: the experiment that ships with the package, or every default if
-            a model or data are passed.
-        overrides: Tables that replace single values, such as ``{"prune": {"num_rounds": 12}}``.
+            a model or data are passed. Or the folder of a run, which is resumed.
+        overrides: Tables that replace single values, such as ``{"prune": {"num_rounds": 12}}``; none for a run.
         model: A function without arguments that builds a Keras model. A compiled model keeps its optimiser, loss and
             metrics; any other gets the experiment's optimiser and a cross-entropy loss.
         data: ``(x_train, y_train, x_test, y_test)``, or ``(train, validation, test)`` as batched
@@ -223,7 +225,8 @@ def run(
 
     Raises:
         LotteryError: Something is wrong, or a network cannot be trained, which does not stop the others.
-        Stopped: A stop was requested, as by Ctrl-C; the same call resumes from checkpoints. A ``KeyboardInterrupt``.
+        Stopped: A stop was requested, as by Ctrl-C, or the time is up; the same call resumes from checkpoints. A
+            ``KeyboardInterrupt``.
     """
     _check_places(experiment=experiment, overrides=overrides)
     ingredients, execution = _divided(model, data, options, config.names_network(experiment, overrides))

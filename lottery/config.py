@@ -184,10 +184,11 @@ def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read the tables of a TOML file, or raise a `LotteryError` that names it.
+    """Read the tables of a TOML file, or of a run's folder, or raise a `LotteryError` that names it.
 
     What sources state of the experiment, in its tables ``[[claim]]``, is left out: see `lottery.statistics.published`.
     """
+    path = path / "experiment.toml" if path.is_dir() else path
     try:
         with path.open("rb") as file:  # a pipe, too
             tables = parsed(path, file.read(MOST_BYTES + 1))

@@ -129,8 +129,9 @@ class Splits:
 def load(settings: Data) -> Splits:
     """Load the data set that an experiment names, with `settings.validation` examples split off the training part.
 
-    The places are, in this order: ``data.path``; ``$LOTTERY_DATA/<name>.npz``; Keras' cache; a download by
-    ``keras.datasets``. MNIST-1D is generated once, and then lies in Keras' cache. The digits come with scikit-learn.
+    The places are, in this order: ``data.path``, or if it is not there, the file of that name in ``$LOTTERY_DATA``;
+    ``$LOTTERY_DATA/<name>.npz``; Keras' cache; a download by ``keras.datasets``. MNIST-1D is generated once, and then
+    lies in Keras' cache. The digits come with scikit-learn.
     """
     if settings.name == GIVEN:
         raise LotteryError(
@@ -138,9 +139,9 @@ def load(settings: Data) -> Splits:
             "Python."
         )
     dataset = DATASETS[settings.name]
-    path = settings.path or _local_file(settings.name)
+    path, notes = _file(settings)
     if path:
-        arrays = read_npz(Path(path))
+        arrays = read_npz(path)
     elif settings.num_examples and dataset.generate:
         arrays = dataset.generate(settings.num_examples)
     else:
@@ -151,14 +152,24 @@ def load(settings: Data) -> Splits:
     usual = dataset.sha256.get(settings.num_examples)
     if usual and datasets.sha256(arrays) != usual:
         note = f"{settings.name} as generated here differs from the usual data in rounding or version, so results may "
-        return replace(splits, notes=(*splits.notes, f"{note}differ."))
-    return splits
+        notes.append(f"{note}differ.")
+    return replace(splits, notes=(*splits.notes, *notes))
 
 
-def _local_file(name: str) -> Path | None:
-    """Return the file of a data set in the folder that ``LOTTERY_DATA`` names, if it is there."""
-    path = Path(os.environ.get("LOTTERY_DATA", ""), f"{name}.npz")
-    return path if os.environ.get("LOTTERY_DATA") and path.exists() else None
+def _file(settings: Data) -> tuple[Path | None, list[str]]:
+    """Return the file of a data set, None if there is no such file, and sentences that a person should read."""
+    folder = os.environ.get("LOTTERY_DATA")
+    named = Path(settings.path) if settings.path else None
+    if named and named.exists():
+        return named, []
+    local = Path(folder, named.name if named else f"{settings.name}.npz") if folder else None
+    if local and local.exists():
+        return local, [f"There is no {settings.path!r}, so the data are read from {str(local)!r}."] if named else []
+    if named:
+        raise LotteryError(
+            f"There is no data file {settings.path!r}. Put it there, or set LOTTERY_DATA to the folder that holds it."
+        )
+    return None, []
 
 
 def split(arrays: Mapping[str, Any], settings: Data, where: str = "data") -> Splits:

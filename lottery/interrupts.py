@@ -1,29 +1,42 @@
-"""Requests to stop: Ctrl-C, SIGTERM, or a function of the caller."""
+"""Requests to stop: Ctrl-C, SIGTERM, a limit of time, or a function of the caller."""
 
 import contextlib
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
 ShouldStop = Callable[[], int]  # returns the signal to stop by, or 0
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+TIME_IS_UP = 14  # SIGALRM, by which systems with such a signal end what has run for long enough
 
 
 class Stopped(KeyboardInterrupt):
     """Training stopped on request by `signal`; everything trained is stored, and the same call continues from there."""
 
     def __init__(self, number: int):
-        super().__init__(f"stopped by {signal.Signals(number).name}; the same call continues from there")
+        why = "when its time was up" if number == TIME_IS_UP else f"by {signal.Signals(number).name}"
+        super().__init__(f"stopped {why}; the same call continues from there")
         self.signal = number
 
 
 def never() -> int:
     """Never ask to stop."""
     return 0
+
+
+def within(hours: float, should_stop: ShouldStop) -> ShouldStop:
+    """Request to stop from `hours` after this call, or as soon as `should_stop` does."""
+    deadline = time.monotonic() + 3600 * hours
+
+    def is_over() -> int:
+        return should_stop() or (TIME_IS_UP if time.monotonic() >= deadline else 0)
+
+    return is_over
 
 
 @contextlib.contextmanager

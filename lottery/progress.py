@@ -1,7 +1,8 @@
-"""Events of a run while it trains, and how a person sees them: a display in a terminal, a line a round on a pipe."""
+"""Events of a run while it trains, and how a person sees them: a display in a terminal, lines on a pipe."""
 
 import contextlib
 import dataclasses
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -67,6 +68,9 @@ BAR = 18  # characters of a bar
 APART = 0.1  # seconds between two drawings of the bars
 LEAST = 60  # characters of a line beside the name of a run
 LEFT = 5  # characters of the time that is left, up to an hour
+WINDOW = 1800.0  # seconds, at most, whose speed tells the time that is left
+LONG = 1000  # characters of a line on a pipe, at most
+QUIET = 600.0  # seconds after which a pipe hears how far training is
 
 
 def silent(event: Event) -> None:
@@ -112,8 +116,9 @@ def throttled(on_event: OnEvent, apart: float = 0.1) -> OnEvent:
 def shown(console: Any = None) -> Iterator[OnEvent]:
     """Show events: in a terminal a bar for each network in training and one for all; a line for each stored network.
 
-    By default they go to standard error, which leaves standard output to results. Lines fit the width of a terminal:
-    they leave out what is least important; on a pipe they are whole.
+    On a pipe, lines say how much time is left, and one comes every ten minutes where no network is stored. By default
+    they go to standard error, which leaves standard output to results. Lines fit the width of a terminal: they leave
+    out what is least important; on a pipe they are whole.
     """
     from rich.console import Console
 
@@ -122,9 +127,8 @@ def shown(console: Any = None) -> Iterator[OnEvent]:
             self.quiet = True
 
     console = console or Lasting(stderr=True)
-    lines = _Lines(console)
     if not console.is_terminal or console.is_dumb_terminal:
-        yield lines.show
+        yield _Lines(console, _TimeLeft(console)).show
         return
 
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -134,8 +138,10 @@ def shown(console: Any = None) -> Iterator[OnEvent]:
     columns = (text, BarColumn(bar_width=BAR), TimeRemainingColumn(compact=True))
     # Nothing else may draw: a thread that refreshes the bars while a line is printed moves the cursor too far up, onto
     # the line before.
-    with Progress(*columns, console=console, transient=True, auto_refresh=False) as display:
-        yield _Bars(display, lines).show
+    with Progress(
+        *columns, console=console, transient=True, auto_refresh=False, speed_estimate_period=WINDOW
+    ) as display:
+        yield _Bars(display, _Lines(console)).show
 
 
 class _Bars:
@@ -172,28 +178,63 @@ class _Bars:
         self._display.update(self._bars[_key(where)], description=_line(where, room), completed=taken, total=length)
 
 
+class _TimeLeft:
+    """The time that all networks will take, by the speed of those in training."""
+
+    APART = 2.0  # seconds between two measurements, of which Rich keeps a thousand
+
+    def __init__(self, console: Any) -> None:
+        from rich.progress import Progress
+
+        self._measured = Progress(console=console, disable=True, speed_estimate_period=WINDOW)
+        self._task = self._measured.add_task("", total=None)
+        self._last = -math.inf
+
+    def measure(self, event: Step | Done) -> None:
+        """Note how far training is."""
+        now = time.monotonic()
+        if isinstance(event, Done) or now - self._last >= self.APART:
+            where = _where(event)
+            self._measured.update(self._task, completed=where.done, total=where.total)
+            self._last = now
+
+    def __str__(self) -> str:
+        """Say what is left, if it is known and at least a minute."""
+        minutes = round((self._measured.tasks[0].time_remaining or 0) / 60)
+        return f"{formatting.duration(60 * minutes).removesuffix(' 00 s')} left" if minutes else ""
+
+
 class _Lines:
     """Lines of stored networks: what does not fit the terminal once is left out of all later lines too."""
 
-    LEAVE_OUT = ("seconds", "early stop", "density", "test")
+    LEAVE_OUT = ("left", "seconds", "early stop", "density", "test")
 
-    def __init__(self, console: Any):
+    def __init__(self, console: Any, time_left: _TimeLeft | None = None):
         self._console = console
+        self._time_left = time_left  # where no bar shows it
         self._absent: list[str] = []
+        self._shown = time.monotonic()
 
     def show(self, event: Event) -> None:
         width = formatting.columns(self._console.file)
+        if self._time_left is not None and not isinstance(event, Note | Evaluated):
+            self._time_left.measure(event)
         if isinstance(event, Done):
             line = self._fitted(event, width)
         elif isinstance(event, Note):
             line = formatting.wrapped(event.text, width)
+        elif isinstance(event, Step) and self._time_left is not None and time.monotonic() - self._shown >= QUIET:
+            line = " · ".join(part for part in (_line(event, width or LONG), str(self._time_left)) if part)
         else:
             return
+        self._shown = time.monotonic()
         with contextlib.suppress(OSError):  # a full disk is no reason to end the training
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _fitted(self, event: Done, width: int | None) -> str:
         parts, begin, above = _parts(event), "", ""
+        if self._time_left is not None:
+            parts["left"] = str(self._time_left)
         if event.where.several:
             # The run's name stays whole, on a line of its own where the rest would not fit beside it.
             run = event.where.run.name

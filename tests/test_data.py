@@ -350,7 +350,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
     np.savez(tmp_path / "keys.npz", x_train=np.zeros(3), images=np.zeros(3))
     with pytest.raises(LotteryError, match="lacks y_train, x_test, y_test; it has x_train, images"):
         data.load(data.Data(name="npz", path=str(tmp_path / "keys.npz")))
-    with pytest.raises(LotteryError, match="There is no data file"):
+    with pytest.raises(LotteryError, match=r"There is no data file .*none\.npz.*LOTTERY_DATA"):
         data.load(data.Data(name="npz", path=str(tmp_path / "none.npz")))
 
 
@@ -374,6 +374,11 @@ def test_the_folder_of_data_sets_comes_before_a_download(tmp_path, monkeypatch):
     other = tmp_path / "other.npz"
     np.savez(other, **arrays(x_test=np.ones((60, 6), np.float32)))
     assert data.load(data.Data(name="mnist", path=str(other), validation=20)).test.x[0, 0] == 1  # data.path is first
+    # A path of another machine stands for the file of that name.
+    moved = data.load(data.Data(name="npz", path="elsewhere/other.npz", validation=20))
+    assert moved.test.x[0, 0] == 1 and "no 'elsewhere/other.npz'" in moved.notes[0] and str(other) in moved.notes[0]
+    with pytest.raises(LotteryError, match=r"There is no data file 'elsewhere/none\.npz'"):
+        data.load(data.Data(name="npz", path="elsewhere/none.npz"))
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10"])

@@ -160,3 +160,26 @@ def test_the_time_left_is_rich_s_own(shown):
 
     text = shown(steps()).getvalue()
     assert "--:--" in text and re.search(r"in all [^\n]*\d+:\d\d", text)
+
+
+def test_a_pipe_is_told_the_time_left(monkeypatch):
+    """By the speed of all networks together, and at least every ten minutes."""
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    printed = io.StringIO()
+    with progress.shown(Console(file=printed, get_time=lambda: now)) as report:
+        for number in range(601):
+            place = dataclasses.replace(WHERE, replicate=1 + number % 2, step=number, done=number, total=10_600)
+            report(place)
+            now += 2
+        report(progress.Done(place, RECORD))
+        report(progress.Done(dataclasses.replace(place, done=10_590), RECORD))
+    lines = printed.getvalue().splitlines()
+    # 600 steps in 1200 seconds: 2 seconds each.
+    assert [line for line in lines if "step" in line and "early stop" not in line] == [
+        "replicate 1/3 · round 7/12 · random_mask_global · step 300/2,000 · validation 61.00 % · density 21 % · "
+        "5 h 43 min left",
+        "replicate 1/3 · round 7/12 · random_mask_global · step 600/2,000 · validation 61.00 % · density 21 % · "
+        "5 h 33 min left",
+    ]
+    assert lines[-2].endswith("test 61.23 %  3.2 s  5 h 33 min left") and lines[-1].endswith("3.2 s")

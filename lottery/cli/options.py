@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lottery.pipeline import session
     from lottery.training import checkpoints
 
+TRY_AGAIN = 75  # by the list of exit statuses in sysexits.h
 PLACES = PROCESSES, RAY = "processes", "ray"
 
 RunPath = Annotated[Path, Argument(help="The run's folder.", metavar="RUN")]
@@ -60,7 +61,8 @@ class Changed:
     experiment: Annotated[
         str | None,
         Argument(
-            help="A TOML file, or a name from `lottery experiments ls`; by default mnist1d.", metavar="[EXPERIMENT]"
+            help="A TOML file, a name from `lottery experiments ls`, or a run's folder; by default mnist1d.",
+            metavar="[EXPERIMENT]",
         ),
     ] = None
     overrides: Annotated[
@@ -105,6 +107,10 @@ class Training:
         None
     )
     checkpoint_every: CheckpointEvery = "60s"
+    max_hours: Annotated[
+        float | None,
+        Option(metavar="HOURS", help="Stop after this time, with exit status 75; the same command resumes."),
+    ] = None
     tensorboard: Annotated[bool, Option(help="Write event files for TensorBoard in the run's folder.")] = True
     import_code: ImportCode = False
 
@@ -116,7 +122,9 @@ class Training:
         workers = self.workers_or_ray()
         often = every(self.checkpoint_every)
         with stoppable() as should_stop:
-            yield session.Execution(workers, often, tensorboard=self.tensorboard, should_stop=should_stop)
+            yield session.Execution(
+                workers, often, tensorboard=self.tensorboard, should_stop=should_stop, max_hours=self.max_hours
+            )
 
     def workers_or_ray(self) -> "int | ray.Ray | None":
         """Return the number of worker processes, or the Ray cluster, that the options ask for."""
@@ -189,7 +197,7 @@ def every(words: str) -> "checkpoints.CheckpointInterval":
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[interrupts.ShouldStop]:
-    """Turn Ctrl+C and SIGTERM into a clean stop, with a sentence and exit status 130 or 143."""
+    """Turn Ctrl+C, SIGTERM and the end of --max-hours into a sentence, with exit status 130, 143 or `TRY_AGAIN`."""
 
     def say(sentence: str) -> None:
         with contextlib.suppress(OSError):  # the reader may be gone
@@ -204,6 +212,7 @@ def stoppable() -> Iterator[interrupts.ShouldStop]:
         with interrupts.listening(announce, at_once=True) as should_stop:
             yield should_stop
     except KeyboardInterrupt as error:
-        say("lottery: Stopped. Everything is saved; run the same command to resume.")
         number = error.signal if isinstance(error, interrupts.Stopped) else signal.SIGINT
-        raise typer.Exit(128 + number) from None
+        why = "Stopped, as --max-hours is over" if number == interrupts.TIME_IS_UP else "Stopped"
+        say(f"lottery: {why}. Everything is saved; run the same command to resume.")
+        raise typer.Exit(TRY_AGAIN if number == interrupts.TIME_IS_UP else 128 + number) from None

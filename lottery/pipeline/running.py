@@ -10,7 +10,7 @@ from lottery import config, data, formatting
 from lottery.errors import LotteryError
 from lottery.pipeline import agreement, dispatch, environment, onednn, preparing, worker
 from lottery.pipeline.prepared import NOTHING_PASSED, Ingredients, Prepared, with_functions
-from lottery.pipeline.session import Execution
+from lottery.pipeline.session import Execution, Session
 from lottery.runs import store, verification
 from lottery.statistics import metric
 from lottery.training.records import accuracy_among
@@ -28,6 +28,12 @@ def run(
 
     A person will judge the run by `tolerance`, so a test set that cannot resolve it is reported before training.
     """
+    if isinstance(source, str | Path) and Path(source).is_dir():
+        stored = Path(source)
+        experiment = _of_stored(stored, overrides)
+        with execution.started() as session:
+            _complete(session, stored, experiment, ingredients, None, tolerance)
+        return stored
     has_objects = ingredients.model is not None or ingredients.data is not None
     experiment = config.load({} if source is None and has_objects else source, overrides)
     experiment = with_functions(experiment, ingredients)
@@ -42,18 +48,39 @@ def run(
             path, prepared, compared = located(out, experiment, ingredients)
             session.note(*compared)
             experiment = prepared.experiment
-        experiments = {path: experiment}
-        if store.is_complete(path, experiment):
-            check_complete(path, experiment)
-            session = session.writing(experiments)  # it was killed after its last round, or run without
-            session.note(f"{path} is complete.")
-            return path
-        prepared = open_run(session.stack, path, experiment, ingredients, prepared=prepared)
-        session.note(*prepared.notes, *too_fine(prepared, tolerance), _size(path, experiment))
-        recipes = {path: worker.recipe(path, experiment, ingredients, execution.checkpoint_every)}
-        jobs = [job for job in dispatch.wanted(experiments) if not job.is_stored]
-        dispatch.carry_out(recipes, jobs, session.writing(experiments), {path: prepared})
+        _complete(session, path, experiment, ingredients, prepared, tolerance)
     return path
+
+
+def _of_stored(run: Path, overrides: Mapping[str, Any] | None) -> config.Experiment:
+    """Return the experiment of a run, which may have come from another machine."""
+    experiment = store.read_experiment(run)
+    if overrides:
+        hint = " To read its data elsewhere, set LOTTERY_DATA to their folder." if "data" in overrides else ""
+        raise LotteryError(f"{str(run)!r} has its experiment already, and takes no other values.{hint}")
+    return experiment
+
+
+def _complete(
+    session: Session,
+    path: Path,
+    experiment: config.Experiment,
+    ingredients: Ingredients,
+    prepared: Prepared | None,
+    tolerance: float | None,
+) -> None:
+    """Train every network of a run that is not stored."""
+    experiments = {path: experiment}
+    if store.is_complete(path, experiment):
+        check_complete(path, experiment)
+        session = session.writing(experiments)  # it was killed after its last round, or run without
+        session.note(f"{path} is complete.")
+        return
+    prepared = open_run(session.stack, path, experiment, ingredients, prepared=prepared)
+    session.note(*prepared.notes, *too_fine(prepared, tolerance), _size(path, experiment))
+    recipes = {path: worker.recipe(path, experiment, ingredients, session.execution.checkpoint_every)}
+    jobs = [job for job in dispatch.wanted(experiments) if not job.is_stored]
+    dispatch.carry_out(recipes, jobs, session.writing(experiments), {path: prepared})
 
 
 def _size(path: Path, experiment: config.Experiment) -> str:

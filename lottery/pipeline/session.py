@@ -22,6 +22,7 @@ class Execution:
     on_event: progress.OnEvent | None = None
     tensorboard: bool = True
     should_stop: interrupts.ShouldStop | None = None
+    max_hours: float | None = None
 
     @contextlib.contextmanager
     def started(self) -> Iterator["Session"]:
@@ -30,11 +31,15 @@ class Execution:
             self.workers.check()
         elif self.workers is not None and (type(self.workers) is not int or self.workers < 1):
             raise LotteryError(f"workers must be a whole number from 1, None or a Ray, not {self.workers!r}.")
+        if self.max_hours is not None and not self.max_hours > 0:
+            raise LotteryError(f"max_hours must be above 0, not {self.max_hours!r}.")
         with contextlib.ExitStack() as stack:
             # Models draw from generators of the whole process, in which the caller may draw, too.
             stack.enter_context(randomness.put_back())
             on_event = self.on_event or stack.enter_context(progress.shown())
             should_stop = self.should_stop or stack.enter_context(interrupts.listening())
+            if self.max_hours is not None:
+                should_stop = interrupts.within(self.max_hours, should_stop)
             yield Session(self, on_event, should_stop, stack)
 
 

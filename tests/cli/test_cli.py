@@ -42,6 +42,20 @@ def refused(done):
     return lines[0]
 
 
+def test_when_the_time_is_up_the_status_says_that_there_is_more(lottery, tmp_path):
+    words = ("run", *QUICK, "prune.num_rounds=1", "run.num_replicates=1", "--out", tmp_path / "r")
+    stopped = lottery(*words, "--max-hours", "1e-9", cwd=tmp_path)
+    assert stopped.returncode == 75 and stopped.stdout == ""
+    assert stopped.stderr.splitlines()[-1] == (
+        "lottery: Stopped, as --max-hours is over. Everything is saved; run the same command to resume."
+    )
+    (folder,) = (tmp_path / "r").iterdir()
+    resumed = lottery("run", folder, "--max-hours", "24", cwd=tmp_path)
+    assert resumed.returncode == 0 and f"Figure: {folder}/accuracy.png" in resumed.stdout
+    assert "takes no other values" in refused(lottery("run", folder, "train.num_steps=5", cwd=tmp_path))
+    assert lottery("plan", folder, cwd=tmp_path).returncode == 0
+
+
 def test_a_run_from_nothing_and_again(lottery, tmp_path):
     words = ("run", *QUICK, "prune.num_rounds=2", "run.num_replicates=2", "--out", tmp_path / "r")
     done = lottery(*words, cwd=tmp_path)

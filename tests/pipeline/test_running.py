@@ -2,6 +2,8 @@ import contextlib
 import importlib
 import io
 import math
+import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from rich.console import Console
 
 import lottery
-from lottery import config, enforcement, files, masks, progress, randomness, weights
+from lottery import config, enforcement, files, interrupts, masks, progress, randomness, weights
 from lottery.errors import LotteryError
 from lottery.pipeline import preparing, running, session
 from lottery.pipeline.prepared import Ingredients
@@ -168,6 +170,56 @@ def test_stopped_at_every_single_write_it_ends_with_the_same_bits(tmp_path, monk
             stop_at = 1 if stop_at > 5 else stop_at + 1
     assert stops > 5
     assert final_bits(path) == expected
+
+
+def test_a_copy_goes_on_by_its_folder_where_the_data_lie_elsewhere(tmp_path, monkeypatch):
+    x_train, y_train, x_test, y_test = toy_arrays(np.random.default_rng(3))
+    (tmp_path / "here").mkdir()
+    np.savez(tmp_path / "here/toy.npz", x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
+    file = {"name": "npz", "path": str(tmp_path / "here/toy.npz"), "validation": 40}
+    train = {"num_steps": 60, "eval_every": 20, "batch_size": 16}
+    experiment = {"name": "c", "data": file, "train": train, "run": {"num_replicates": 1}}
+    whole = lottery.run(experiment, {"prune": {"num_rounds": 2}}, out=tmp_path / "whole", on_event=quietly).path
+
+    stored = []
+
+    def after_one():
+        return signal.SIGTERM if stored else 0
+
+    def watch(event):
+        stored.extend([event] if isinstance(event, progress.Done) else [])
+
+    with pytest.raises(interrupts.Stopped):
+        lottery.run(
+            experiment, {"prune": {"num_rounds": 2}}, out=tmp_path / "first", on_event=watch, should_stop=after_one
+        )
+    copy = shutil.copytree(tmp_path / "first" / whole.name, tmp_path / "copy")
+    (tmp_path / "here").rename(tmp_path / "there")
+    with pytest.raises(LotteryError, match=r"There is no data file .*LOTTERY_DATA"):
+        lottery.run(copy, on_event=quietly)
+    with pytest.raises(LotteryError, match=r"has its experiment already.*LOTTERY_DATA"):
+        lottery.run(copy, {"data": {"path": str(tmp_path / "there/toy.npz")}}, on_event=quietly)
+    with pytest.raises(LotteryError, match="is not a run: it has no experiment.toml"):
+        lottery.run(tmp_path, on_event=quietly)
+    monkeypatch.setenv("LOTTERY_DATA", str(tmp_path / "there"))
+    events = []
+    assert lottery.run(copy, on_event=events.append).path == copy
+    assert final_bits(copy) == final_bits(whole)
+    assert [event.where.round for event in events if isinstance(event, progress.Done)] == [1, 2]
+    np.savez(tmp_path / "there/toy.npz", x_train=x_train + 1, y_train=y_train, x_test=x_test, y_test=y_test)
+    shutil.rmtree(copy / "replicate-1/round-02")
+    with pytest.raises(LotteryError, match="The data differ"):
+        lottery.run(copy, on_event=quietly)
+
+
+def test_time_runs_out_and_the_same_call_goes_on(tmp_path):
+    with pytest.raises(interrupts.Stopped, match="when its time was up") as stopped:
+        lottery.run(ONE, out=tmp_path, on_event=quietly, max_hours=1e-9)
+    assert stopped.value.signal == interrupts.TIME_IS_UP and not list(tmp_path.rglob("round.json"))
+    assert len(lottery.run(ONE, out=tmp_path, on_event=quietly, max_hours=24).table()) == 3
+    for wrong in (0, -1, math.nan):
+        with pytest.raises(LotteryError, match="max_hours must be above 0, not"):
+            lottery.run(ONE, out=tmp_path, on_event=quietly, max_hours=wrong)
 
 
 def test_a_complete_run_is_not_trained_again(small_run, monkeypatch):
