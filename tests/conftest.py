@@ -254,7 +254,7 @@ def compiled_kernels():
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
     model.optimizer.build(model.trainable_variables)
-    with FileLock(Path(kernels.train.stats.cache_path) / "compiling.lock"):
+    with FileLock(Path(kernels.compute.stats.cache_path) / "compiling.lock"):
         for kind in (np.uint8, np.float32):
             x, y = np.arange(16, dtype=kind).reshape(8, 2), np.arange(8) % 2
             one = engine.Engine(model, reading.read(model), given((x, y, x, y), Data(name="given", validation=2)), 2, 1)

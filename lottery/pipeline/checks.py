@@ -81,7 +81,7 @@ def notes(prepared: Prepared, ingredients: Ingredients, inputs: Any) -> Iterator
             "stopped and resumed, the run will not give the same bits."
         )
     if isinstance(trainer.network, Network) and not engines.is_compiled():
-        yield "The sparse engine is compiled with the first sparse network: for half a minute, once on this machine."
+        yield "The sparse engine is compiled with the first sparse network, once on this machine: about 20 seconds."
     if strategy := mirrored.strategy_of(model):
         yield from _of_devices(strategy, is_keras(type(model).train_step))
     if has_own_model and not experiment.train.in_full_precision:

@@ -18,6 +18,9 @@ Logs = Mapping[str, float]
 Crops = Callable[[int], np.ndarray]
 
 
+_NONE = np.zeros(0, np.int64)
+
+
 class Engine:
     """A model in compressed form, an `engines.Engine` of `lottery.training`.
 
@@ -125,12 +128,11 @@ class Engine:
         decay = rates * np.float32(own.weight_decay or 0)
         columns = [decay, *self._optimizer.numbers(own, rates, counts.astype(np.float32))]
         numbers = np.column_stack([np.broadcast_to(np.float32(column), len(positions)) for column in columns])
-        sums = self._sums.numpy() if before else np.zeros(2)
-        batches = kernels.Batches(positions, self._drawn(len(positions)), numbers)
-        kernels.train(self._layout, self._memory, self._state, self._splits["train"], batches, sums)
-        self._sums.assign(sums)
+        sums = np.append(self._sums.numpy() if before else np.zeros(2), 0)
+        self._compute("train", kernels.Batches(positions, self._drawn(len(positions)), numbers), sums)
+        self._sums.assign(sums[:2])
         self._step += len(positions)
-        return self._logs(*(sums / (before + len(positions))))
+        return self._logs(*(sums[:2] / (before + len(positions))))
 
     def classes(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Return label and class of each test example; None where the accuracy is not that of one class for each."""
@@ -140,13 +142,21 @@ class Engine:
         return self._labels.reshape(-1).astype(kind), self._evaluated("test")[1].astype(kind)
 
     def _evaluated(self, part: str) -> tuple[Logs, np.ndarray]:
-        examples = self._splits[part]
-        classes = np.zeros(len(examples.x), np.int64)
-        found = kernels.evaluate(self._layout, self._memory, self._state, examples, classes)
-        return self._logs(*found), classes
+        num, num_lanes = len(self._splits[part].x), self._memory.live.size
+        positions = np.full((-(-num // num_lanes), num_lanes), -1, np.int32)
+        positions.reshape(-1)[:num] = np.arange(num)
+        batches = kernels.Batches(positions, _no_crops((), 0)(len(positions)), np.empty((0, 1), np.float32))
+        sums, classes = np.zeros(3), np.zeros(num, np.int64)
+        self._compute(part, batches, sums, classes)
+        loss, right, penalty = sums
+        return self._logs(loss / num + penalty, right / num), classes
+
+    def _compute(self, part: str, batches: kernels.Batches, sums: np.ndarray, classes: np.ndarray = _NONE) -> None:
+        kernels.compute(self._layout, self._memory, self._state, self._splits[part], batches, sums, classes)
 
     def _logs(self, loss: float, accuracy: float) -> Logs:
-        return {"loss": loss, "accuracy": accuracy} if self.network.has_accuracy else {"loss": loss}
+        logs = {"loss": float(loss), "accuracy": float(accuracy)}
+        return logs if self.network.has_accuracy else {"loss": logs["loss"]}
 
     @property
     def _normalisations(self) -> list[Normalisation]:
@@ -203,6 +213,7 @@ class Engine:
             values=np.zeros(len(layout.offsets), np.float32),
             cells=_aligned(layout.num_cells),
             channels=np.zeros((layout.num_channels, kernels.NUM_SUMS)),
+            scratch=np.zeros(max(2, layout.tensors["width"].max()) * kernels.WIDTH, np.float32),
             live=np.zeros((num_blocks, kernels.WIDTH), np.float32),
             targets=np.zeros((num_blocks, num_targets, kernels.WIDTH), np.float32),
             gradients=np.zeros_like(self._state.parameters),

@@ -44,6 +44,7 @@ warnings.filterwarnings("ignore", category=NumbaExperimentalFeatureWarning)
 # Division by zero gives infinity, as in TensorFlow; a check would keep a loop from being compiled to vectors.
 _inner: Any = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # Python calls none of them, and they take long
 _compiled: Any = njit(error_model="numpy", **_inner)
+_inlined: Any = njit(error_model="numpy", inline="always", **_inner)  # the compiler goes anew through all it calls
 _compiled_once = njit(error_model="numpy", cache=True)  # on a machine; with everything that it calls
 
 
@@ -329,6 +330,9 @@ def _sum_of(typing: Any, array: Any, start: Any) -> Any:
     return float32(array, start), generate
 
 
+_YES, _NO = np.bool_(True), np.bool_(False)  # for each of Python's own two, numba would compile a function again
+
+
 # --- Rows of numbers. What is left and right of a row are zeros around an image, which stay.
 
 
@@ -354,6 +358,13 @@ def _give(values: Any, target: Any, adds: Any) -> None:
     else:
         for i in range(values.size):
             target[i] = values[i]
+
+
+@_compiled
+def _copy(values: Any, source: Any, target: Any, block: int, channel: int, adds: Any) -> None:
+    """Copy an image of a tensor to another, or with `adds` add it."""
+    for row in range(source.height):
+        _give(_row(values, source, block, channel, row), _row(values, target, block, channel, row), adds)
 
 
 # --- Activations, by Keras' names. Forward, each turns the inputs of a channel into the outputs, in their place.
@@ -418,8 +429,7 @@ def _normal_below(x: Any) -> Any:
 class Activation(NamedTuple):
     """An activation."""
 
-    forward: Any
-    backward: Any
+    function: Any
     needs_input: bool  # backward; else inputs and outputs may lie in one place, and outputs are taken for inputs
 
 
@@ -430,23 +440,20 @@ def _elementwise(
     value, slope = _compiled(value), _compiled(slope)
 
     @_compiled
-    def forward(values: Any, tensor: Any, block: int, channel: int) -> None:
-        z = np.empty(tensor.width * WIDTH, np.float32)
-        for row in range(tensor.height):
-            a = _row(values, tensor, block, channel, row)
-            _give(a, z, False)
-            for i in range(a.size):
-                a[i] = value(z[i])
-
-    @_compiled
-    def backward(values: Any, source: Any, target: Any, gradients: Any, block: int, channel: int) -> None:
+    def function(values: Any, slopes: Any, source: Any, target: Any, block: int, channel: int, is_forward: Any) -> None:
+        before = np.empty(target.width * WIDTH, np.float32)
         for row in range(target.height):
             z, a = _row(values, source, block, channel, row), _row(values, target, block, channel, row)
-            d = _row(gradients, target, block, channel, row)
-            for i in range(d.size):
-                d[i] *= slope(z[i], a[i])
+            d = _row(slopes, target, block, channel, row)
+            if is_forward:
+                _give(a, before, _NO)
+                for i in range(a.size):
+                    a[i] = value(before[i])
+            else:
+                for i in range(d.size):
+                    d[i] *= slope(z[i], a[i])
 
-    return Activation(forward, backward, needs_input)
+    return Activation(function, needs_input)
 
 
 ACTIVATIONS: dict[str, Activation] = {
@@ -625,16 +632,15 @@ def _name_apart(name: str, function: Any) -> None:
 
 
 for _name, _activation in ACTIVATIONS.items():
-    _name_apart(f"{_name}.forward", _activation.forward)
-    _name_apart(f"{_name}.backward", _activation.backward)
+    _name_apart(_name, _activation.function)
 for _name, _function in LOSSES.items():
     _name_apart(_name, _function)
 
 
 # --- Networks.
 
-KINDS = ("Linear", "Activation", "Moments", "Normalisation", "Pooling", "Sum", "Padding")
-LINEAR, ACTIVATION, MOMENTS, NORMALISATION, POOLING, SUM, PADDING = range(len(KINDS))
+KINDS = ("Linear", "Activation", "Moments", "Normalisation", "Pooling", "Sum")
+LINEAR, ACTIVATION, MOMENTS, NORMALISATION, POOLING, SUM = range(len(KINDS))
 
 
 def _columns(names: str) -> np.dtype:
@@ -653,8 +659,7 @@ PASS = _columns(
 )
 TENSOR = _columns("start height width channels row plane block")
 
-_FORWARD = tuple(activation.forward for activation in ACTIVATIONS.values())
-_BACKWARD = tuple(activation.backward for activation in ACTIVATIONS.values())
+_ACTIVATIONS = tuple(activation.function for activation in ACTIVATIONS.values())
 _LOSSES = tuple(LOSSES.values())
 _UPDATES = tuple(optimizer.update for optimizer in OPTIMIZERS.values())
 
@@ -666,7 +671,8 @@ class Layout(NamedTuple):
     constants: np.ndarray  # float32, of each operation: epsilon, momentum, 1 - momentum, and 1 where
     # variances divide by n - 1
     passes: np.ndarray  # of `PASS`
-    tensors: np.ndarray  # of `TENSOR`; once more for operations on each value, where a vector is a row of one channel
+    tensors: np.ndarray  # of `TENSOR`; then for operations on each value, where a vector is a row of one channel; then
+    # the images inside padded ones
     phases: np.ndarray  # int64, of each: the first and the last run, and how many blocks are taken at once
     runs: np.ndarray  # int64, of each: the first and the last operation, the channels, and how many are taken at once
     begin: np.ndarray  # int64, for each chunk and row of each pass, the place of its first weight; and the last
@@ -697,6 +703,7 @@ class Memory(NamedTuple):
     values: np.ndarray  # float32, of each weight in each list
     cells: np.ndarray  # float32, see `_tile_of_gradients`
     channels: np.ndarray  # float64, sums of each normalised channel, see `_FROM`
+    scratch: np.ndarray  # float32, two vectors at least, and the longest row of an image
     live: np.ndarray  # float32, (blocks, lanes), 1 where there is an example
     targets: np.ndarray  # float32, (blocks, targets, lanes)
     gradients: np.ndarray  # float32, of the parameters
@@ -714,11 +721,11 @@ class Examples(NamedTuple):
 
 
 class Batches(NamedTuple):
-    """What some steps take."""
+    """What some steps take, or the parts of an evaluation."""
 
-    positions: np.ndarray  # int32, (steps, examples), of the examples in their split
+    positions: np.ndarray  # int32, (steps, examples), of the examples in their split; -1 where there is none
     crops: np.ndarray  # int32, (steps, examples, 3): row, column and flip of each example; or (steps, 0, 3)
-    numbers: np.ndarray  # float32, (steps, ...), the optimizer's
+    numbers: np.ndarray  # float32, (steps, ...), the optimizer's; (0, ...) in an evaluation
 
 
 class State(NamedTuple):
@@ -732,8 +739,6 @@ class State(NamedTuple):
 
 # --- Layers with weights.
 
-_YES, _NO = np.bool_(True), np.bool_(False)  # for each of Python's own two, numba would compile the whole network
-
 
 @_compiled
 def _prefetch_channels(pass_: Any, row: int, array: Any, start: int) -> None:
@@ -744,11 +749,11 @@ def _prefetch_channels(pass_: Any, row: int, array: Any, start: int) -> None:
 
 @_compiled
 def _outputs(
-    layout: Any, memory: Any, pass_: Any, values: Any, read: Any, written: Any, bias: Any, adds: Any, part: Any
-) -> None:
+    layout: Any, memory: Any, pass_: Any, values: Any, read: Any, written: Any, bias: Any, adds: Any, first: int,
+    last: int,
+) -> None:  # fmt: skip
     """Write the outputs of a pass, from a tensor to another of the same array."""
-    last = part.first + 1 if pass_.is_wide else part.last  # the tiles of a wide pass are of all blocks
-    for block in range(part.first, last):
+    for block in range(first, first + 1 if pass_.is_wide else last):  # the tiles of a wide pass are of all blocks
         read_block, write_block = read.start + block * read.block, written.start + block * written.block
         for tile in range(pass_.first_tiles, pass_.last_tile):
             form, read_at, write_at = layout.tiles[tile]
@@ -808,7 +813,7 @@ def _gradients(layout: Any, memory: Any, operation: Any, first: int, last: int) 
                 memory.cells[cell] if operation.is_single else _sum_of(memory.cells, cell)
             )
     if operation.bias >= 0:
-        lanes = np.empty(2 * WIDTH, np.float32)
+        lanes = memory.scratch[: 2 * WIDTH]
         for block in range(first, last):
             for channel in range(made.channels):
                 if operation.is_single:
@@ -822,122 +827,53 @@ def _gradients(layout: Any, memory: Any, operation: Any, first: int, last: int) 
                 memory.gradients[operation.bias + channel] += _sum_of(lanes, 0)
 
 
-@_compiled
-def _linear_forward(layout: Any, memory: Any, parameters: Any, operation: Any, part: Any) -> None:
-    pass_ = layout.passes[operation.first_pass]
-    bias = parameters[operation.bias : operation.bias + pass_.rows] if operation.bias >= 0 else parameters[:0]
-    read, written = layout.tensors[operation.source], layout.tensors[operation.target]
-    _outputs(layout, memory, pass_, memory.a, read, written, bias, _NO, part)
-
-
-@_compiled
-def _linear_backward(layout: Any, memory: Any, parameters: Any, operation: Any, part: Any) -> None:
-    _gradients(layout, memory, operation, part.first, part.last)
+@_inlined
+def _linear(layout: Any, memory: Any, parameters: Any, operation: Any, first: int, last: int, is_forward: Any) -> None:
+    """Compute the outputs of a layer over some blocks; or backward the gradients of its weights and its inputs."""
+    pass_, nothing = layout.passes[operation.first_pass], parameters[:0]
+    source, target = layout.tensors[operation.source], layout.tensors[operation.target]
+    if is_forward:
+        bias = parameters[operation.bias : operation.bias + pass_.rows] if operation.bias >= 0 else nothing
+        _outputs(layout, memory, pass_, memory.a, source, target, bias, _NO, first, last)
+        return
+    _gradients(layout, memory, operation, first, last)
     if operation.source_needed:
-        read, written = layout.tensors[operation.target], layout.tensors[operation.source]
         adds = operation.source_adds != 0
         for number in range(operation.first_pass + 1, operation.last_pass):
-            _outputs(layout, memory, layout.passes[number], memory.d, read, written, parameters[:0], adds, part)
+            _outputs(layout, memory, layout.passes[number], memory.d, target, source, nothing, adds, first, last)
 
 
-# --- Operations on each value. They go row by row, so that the zeros around an image stay.
-
-
-class Part(NamedTuple):
-    """Some blocks of examples, and some channels of an operation's source."""
-
-    first: int  # block
-    last: int
-    channel: int
-    last_channel: int
+# --- Operations on a channel of a block, forward or backward. They go row by row: the zeros around an image stay.
 
 
 @_compiled
-def _activation_forward(layout: Any, memory: Any, operation: Any, part: Any) -> None:
+def _activation(layout: Any, memory: Any, operation: Any, block: int, channel: int, is_forward: Any) -> None:
     z, a = layout.tensors[operation.source], layout.tensors[operation.target]
-    for block in range(part.first, part.last):
-        for channel in range(part.channel, part.last_channel):
-            if a.start != z.start:
-                for row in range(z.height):
-                    _give(_row(memory.a, z, block, channel, row), _row(memory.a, a, block, channel, row), False)
-            index = 0
-            for function in literal_unroll(_FORWARD):
-                if operation.function == index:
-                    function(memory.a, a, block, channel)
-                index += 1
+    is_apart = a.start != z.start
+    if is_forward and is_apart:
+        _copy(memory.a, z, a, block, channel, _NO)
+    index = 0
+    for function in literal_unroll(_ACTIVATIONS):
+        if operation.function == index:
+            function(memory.a, memory.d, z, a, block, channel, is_forward)
+        index += 1
+    if is_apart and not is_forward and operation.source_needed:
+        _copy(memory.d, a, z, block, channel, operation.source_adds != 0)
 
 
 @_compiled
-def _activation_backward(layout: Any, memory: Any, operation: Any, part: Any) -> None:
-    z, a = layout.tensors[operation.source], layout.tensors[operation.target]
-    for block in range(part.first, part.last):
-        for channel in range(part.channel, part.last_channel):
-            index = 0
-            for function in literal_unroll(_BACKWARD):
-                if operation.function == index:
-                    function(memory.a, z, a, memory.d, block, channel)
-                index += 1
-            if a.start != z.start:
-                for row in range(z.height):
-                    values, target = _row(memory.d, a, block, channel, row), _row(memory.d, z, block, channel, row)
-                    _give(values, target, operation.source_adds != 0)
-
-
-@_compiled
-def _sum_forward(layout: Any, memory: Any, operation: Any, part: Any) -> None:
+def _sum(layout: Any, memory: Any, operation: Any, block: int, channel: int, is_forward: Any) -> None:
     image, other = layout.tensors[operation.source], layout.tensors[operation.other]
     total = layout.tensors[operation.target]
-    for block in range(part.first, part.last):
-        for channel in range(part.channel, part.last_channel):
-            for row in range(image.height):
-                target = _row(memory.a, total, block, channel, row)
-                if total.start != image.start:
-                    _give(_row(memory.a, image, block, channel, row), target, False)
-                _give(_row(memory.a, other, block, channel, row), target, True)
-
-
-@_compiled
-def _sum_backward(layout: Any, memory: Any, operation: Any, part: Any) -> None:
-    total = layout.tensors[operation.target]
-    for source, is_needed, adds in (
-        (operation.source, operation.source_needed, operation.source_adds),
-        (operation.other, operation.other_needed, operation.other_adds),
-    ):
-        if is_needed:
-            image = layout.tensors[source]
-            for block in range(part.first, part.last):
-                for channel in range(part.channel, part.last_channel):
-                    for row in range(image.height):
-                        values = _row(memory.d, total, block, channel, row)
-                        _give(values, _row(memory.d, image, block, channel, row), adds != 0)
-
-
-@_compiled
-def _inside(values: Any, operation: Any, image: Any, padded: Any, block: int, channel: int, row: int) -> Any:
-    """Return the part of a padded image where a row of the image lies."""
-    part = _row(values, padded, block, channel, row + operation.top)
-    return part[operation.left * WIDTH : (operation.left + image.width) * WIDTH]
-
-
-@_compiled
-def _padding_forward(layout: Any, memory: Any, operation: Any, part: Any) -> None:
-    image, padded, a = layout.tensors[operation.source], layout.tensors[operation.target], memory.a
-    for block in range(part.first, part.last):
-        for channel in range(part.channel, part.last_channel):
-            for row in range(image.height):
-                target = _inside(a, operation, image, padded, block, channel, row)
-                _give(_row(a, image, block, channel, row), target, False)
-
-
-@_compiled
-def _padding_backward(layout: Any, memory: Any, operation: Any, part: Any) -> None:
-    image, padded, d = layout.tensors[operation.source], layout.tensors[operation.target], memory.d
+    if is_forward:
+        if total.start != image.start:
+            _copy(memory.a, image, total, block, channel, _NO)
+        _copy(memory.a, other, total, block, channel, _YES)
+        return
     if operation.source_needed:
-        for block in range(part.first, part.last):
-            for channel in range(part.channel, part.last_channel):
-                for row in range(image.height):
-                    values = _inside(d, operation, image, padded, block, channel, row)
-                    _give(values, _row(d, image, block, channel, row), operation.source_adds != 0)
+        _copy(memory.d, total, image, block, channel, operation.source_adds != 0)
+    if operation.other_needed:
+        _copy(memory.d, total, other, block, channel, operation.other_adds != 0)
 
 
 # --- Pooling.
@@ -970,56 +906,40 @@ def _mean(operation: Any, image: Any, row: int, values: Any) -> None:
 
 
 @_compiled
-def _pooling_forward(layout: Any, memory: Any, operation: Any, part: Any) -> None:
-    image, pooled, a = layout.tensors[operation.source], layout.tensors[operation.target], memory.a
-    is_mean, step = operation.function == 1, operation.right * WIDTH
-    for block in range(part.first, part.last):
-        for channel in range(part.channel, part.last_channel):
-            for row in range(pooled.height):
-                target = _row(a, pooled, block, channel, row)
-                _set(target, _0 if is_mean else -_INFINITE)
-                top, bottom = _rows_inside(operation, image, row)
-                for y in range(top, bottom):
-                    values = _row(a, image, block, channel, y)
-                    for place in range(operation.width):
-                        first, last = _columns_inside(operation, image, pooled, place)
-                        at = first * step + (place - operation.left) * WIDTH
-                        if is_mean:
-                            _add_to_windows(values, values, at, step, target, target, first * WIDTH, last - first)
-                        else:
-                            _keep_highest(values, values, at, step, target, target, first * WIDTH, last - first)
-                if is_mean:
-                    _mean(operation, image, row, target)
-
-
-@_compiled
-def _pooling_backward(layout: Any, memory: Any, operation: Any, part: Any) -> None:
-    """Give the gradient of a mean to all values in equal shares, and the gradient of a maximum to the first of it."""
+def _pooling(layout: Any, memory: Any, operation: Any, block: int, channel: int, is_forward: Any) -> None:
+    """Backward, give the gradient of a mean to all values in equal shares, and of a maximum to the first of it."""
     image, pooled, a, d = layout.tensors[operation.source], layout.tensors[operation.target], memory.a, memory.d
     is_mean, step = operation.function == 1, operation.right * WIDTH
-    left_over = np.empty(pooled.width * WIDTH, np.float32)
-    if not operation.source_needed:
+    left_over = memory.scratch[: pooled.width * WIDTH]
+    if not is_forward and not operation.source_needed:
         return
-    for block in range(part.first, part.last):
-        for channel in range(part.channel, part.last_channel):
-            if not operation.source_adds:
-                for row in range(image.height):
-                    _set(_row(d, image, block, channel, row), _0)
-            for row in range(pooled.height):
-                highest = _row(a, pooled, block, channel, row)
-                _give(_row(d, pooled, block, channel, row), left_over, False)
-                if is_mean:
-                    _mean(operation, image, row, left_over)
-                top, bottom = _rows_inside(operation, image, row)
-                for y in range(top, bottom):
-                    values, slopes = _row(a, image, block, channel, y), _row(d, image, block, channel, y)
-                    for place in range(operation.width):
-                        first, last = _columns_inside(operation, image, pooled, place)
-                        at = first * step + (place - operation.left) * WIDTH
-                        if is_mean:
-                            _add_to_image(values, slopes, at, step, highest, left_over, first * WIDTH, last - first)
-                        else:
-                            _give_to_highest(values, slopes, at, step, highest, left_over, first * WIDTH, last - first)
+    if not is_forward and not operation.source_adds:
+        for row in range(image.height):
+            _set(_row(d, image, block, channel, row), _0)
+    for row in range(pooled.height):
+        windows = _row(a, pooled, block, channel, row)
+        if is_forward:
+            _set(windows, _0 if is_mean else -_INFINITE)
+        else:
+            _give(_row(d, pooled, block, channel, row), left_over, _NO)
+            if is_mean:
+                _mean(operation, image, row, left_over)
+        top, bottom = _rows_inside(operation, image, row)
+        for y in range(top, bottom):
+            values, slopes = _row(a, image, block, channel, y), _row(d, image, block, channel, y)
+            for place in range(operation.width):
+                first, last = _columns_inside(operation, image, pooled, place)
+                at, num = first * step + (place - operation.left) * WIDTH, last - first
+                if is_forward and is_mean:
+                    _add_to_windows(values, slopes, at, step, windows, left_over, first * WIDTH, num)
+                elif is_forward:
+                    _keep_highest(values, slopes, at, step, windows, left_over, first * WIDTH, num)
+                elif is_mean:
+                    _add_to_image(values, slopes, at, step, windows, left_over, first * WIDTH, num)
+                else:
+                    _give_to_highest(values, slopes, at, step, windows, left_over, first * WIDTH, num)
+        if is_forward and is_mean:
+            _mean(operation, image, row, windows)
 
 
 # --- Batch normalisation, in two halves: sums over all blocks, and what takes them. Of each channel, `Memory.channels`
@@ -1031,120 +951,106 @@ NUM_SUMS = 7
 
 
 @_compiled
-def _moments_forward(layout: Any, memory: Any, operation: Any, part: Any) -> None:
-    image, lanes = layout.tensors[operation.source], np.empty(2 * WIDTH, np.float32)
-    for block in range(part.first, part.last):
-        for channel in range(part.channel, part.last_channel):
-            sums = memory.channels[operation.channel + channel]
-            if block == 0:
-                sums[_FROM], sums[_TOTAL], sums[_SQUARE] = _row(memory.a, image, block, channel, 0)[0], 0.0, 0.0
-            origin = np.float32(sums[_FROM])
-            _set(lanes, _0)
-            for row in range(image.height):
-                values = _row(memory.a, image, block, channel, row)
-                _add_products(values, origin, values, origin, image.width, lanes)
-            for lane in range(WIDTH):
-                if memory.live[block, lane]:
-                    sums[_TOTAL] += lanes[lane]
-                    sums[_SQUARE] += lanes[WIDTH + lane]
+def _moments_forward(layout: Any, memory: Any, operation: Any, block: int, channel: int) -> None:
+    image, lanes = layout.tensors[operation.source], memory.scratch[: 2 * WIDTH]
+    sums = memory.channels[operation.channel + channel]
+    if block == 0:
+        sums[_FROM], sums[_TOTAL], sums[_SQUARE] = _row(memory.a, image, block, channel, 0)[0], 0.0, 0.0
+    origin = np.float32(sums[_FROM])
+    _set(lanes, _0)
+    for row in range(image.height):
+        values = _row(memory.a, image, block, channel, row)
+        _add_products(values, origin, values, origin, image.width, lanes)
+    for lane in range(WIDTH):
+        if memory.live[block, lane]:
+            sums[_TOTAL] += lanes[lane]
+            sums[_SQUARE] += lanes[WIDTH + lane]
 
 
 @_compiled
-def _normalisation_begins(
-    layout: Any, memory: Any, state: Any, operation: Any, constants: Any, part: Any, num: int, is_training: Any
-) -> None:
-    """Compute mean and deviation of channels, and move the moving statistics, before the first block."""
-    image = layout.tensors[operation.source]
+def _normalisation_begins(sums: Any, moving: Any, constants: Any, count: int, is_training: Any) -> None:
+    """Compute mean and deviation of a channel, and move its moving statistics, before the first block."""
     epsilon, stays, moves, is_unbiased = constants
-    count = num * image.height * image.width
-    for channel in range(operation.channel + part.channel, operation.channel + part.last_channel):
-        sums, moving = memory.channels[channel], state.statistics[:, channel]
-        if is_training:
-            shift = sums[_TOTAL] / count
-            variance = max(sums[_SQUARE] / count - shift * shift, 0.0)
-            sums[_MEAN] = sums[_FROM] + shift
-            of_all = variance * (count / max(count - 1, 1)) if is_unbiased else variance
-            moving[0] = moving[0] * stays + np.float32(sums[_MEAN]) * moves
-            moving[1] = moving[1] * stays + np.float32(of_all) * moves
+    if is_training:
+        shift = sums[_TOTAL] / count
+        variance = max(sums[_SQUARE] / count - shift * shift, 0.0)
+        sums[_MEAN] = sums[_FROM] + shift
+        of_all = variance * (count / max(count - 1, 1)) if is_unbiased else variance
+        moving[0] = moving[0] * stays + np.float32(sums[_MEAN]) * moves
+        moving[1] = moving[1] * stays + np.float32(of_all) * moves
+    else:
+        sums[_MEAN], variance = moving[0], moving[1]
+    sums[_INVERSE] = 1 / math.sqrt(variance + epsilon)
+    sums[_OF_SHIFT], sums[_OF_SCALE] = 0.0, 0.0
+
+
+@_compiled
+def _normalisation_forward(layout: Any, memory: Any, parameters: Any, operation: Any, block: int, channel: int) -> None:
+    x, z = layout.tensors[operation.source], layout.tensors[operation.target]
+    sums = memory.channels[operation.channel + channel]
+    scale = np.float32(sums[_INVERSE])
+    scale = scale * parameters[operation.gamma + channel] if operation.gamma >= 0 else scale
+    shift = parameters[operation.beta + channel] if operation.beta >= 0 else _0
+    shift = shift - np.float32(sums[_MEAN]) * scale
+    for row in range(x.height):
+        values, target = _row(memory.a, x, block, channel, row), _row(memory.a, z, block, channel, row)
+        for i in range(values.size):
+            target[i] = values[i] * scale + shift
+
+
+@_compiled
+def _normalisation_backward(layout: Any, memory: Any, operation: Any, block: int, channel: int) -> None:
+    x, z = layout.tensors[operation.source], layout.tensors[operation.target]
+    sums, lanes = memory.channels[operation.channel + channel], memory.scratch[: 2 * WIDTH]
+    _set(lanes, _0)
+    for row in range(x.height):
+        slopes, values = _row(memory.d, z, block, channel, row), _row(memory.a, x, block, channel, row)
+        _add_products(slopes, _0, values, np.float32(sums[_MEAN]), x.width, lanes)
+    for lane in range(WIDTH):
+        sums[_OF_SHIFT] += lanes[lane]
+        sums[_OF_SCALE] += lanes[WIDTH + lane] * sums[_INVERSE]
+
+
+@_compiled
+def _moments_backward(
+    layout: Any, memory: Any, parameters: Any, operation: Any, num: int, block: int, channel: int
+) -> None:
+    x, z = layout.tensors[operation.source], layout.tensors[operation.target]
+    count, sums = num * x.height * x.width, memory.channels[operation.channel + channel]
+    scale = parameters[operation.gamma + channel] if operation.gamma >= 0 else _1
+    if block == 0 and operation.gamma >= 0:
+        memory.gradients[operation.gamma + channel] = np.float32(sums[_OF_SCALE])
+    if block == 0 and operation.beta >= 0:
+        memory.gradients[operation.beta + channel] = np.float32(sums[_OF_SHIFT])
+    if not operation.source_needed:
+        return
+    # factor * (d - of_all - (x - mean) * slope), with all numbers of the channel put together
+    factor = scale * np.float32(sums[_INVERSE])
+    slope = -factor * np.float32(sums[_OF_SCALE] / count * sums[_INVERSE])
+    shift = -factor * np.float32(sums[_OF_SHIFT] / count)
+    mean = np.float32(sums[_MEAN])
+    for row in range(x.height):
+        slopes, values = _row(memory.d, z, block, channel, row), _row(memory.a, x, block, channel, row)
+        target = _row(memory.d, x, block, channel, row)
+        if operation.source_adds:
+            for i in range(target.size):
+                target[i] += slopes[i] * factor + ((values[i] - mean) * slope + shift)
         else:
-            sums[_MEAN], variance = moving[0], moving[1]
-        sums[_INVERSE] = 1 / math.sqrt(variance + epsilon)
-        sums[_OF_SHIFT], sums[_OF_SCALE] = 0.0, 0.0
-
-
-@_compiled
-def _normalisation_forward(layout: Any, memory: Any, state: Any, operation: Any, part: Any) -> None:
-    x, z = layout.tensors[operation.source], layout.tensors[operation.target]
-    for block in range(part.first, part.last):
-        for channel in range(part.channel, part.last_channel):
-            sums = memory.channels[operation.channel + channel]
-            scale = np.float32(sums[_INVERSE])
-            scale = scale * state.parameters[operation.gamma + channel] if operation.gamma >= 0 else scale
-            shift = state.parameters[operation.beta + channel] if operation.beta >= 0 else _0
-            shift = shift - np.float32(sums[_MEAN]) * scale
-            for row in range(x.height):
-                values, target = _row(memory.a, x, block, channel, row), _row(memory.a, z, block, channel, row)
-                for i in range(values.size):
-                    target[i] = values[i] * scale + shift
-
-
-@_compiled
-def _normalisation_backward(layout: Any, memory: Any, operation: Any, part: Any) -> None:
-    x, z = layout.tensors[operation.source], layout.tensors[operation.target]
-    lanes = np.empty(2 * WIDTH, np.float32)
-    for block in range(part.first, part.last):
-        for channel in range(part.channel, part.last_channel):
-            sums = memory.channels[operation.channel + channel]
-            _set(lanes, _0)
-            for row in range(x.height):
-                slopes, values = _row(memory.d, z, block, channel, row), _row(memory.a, x, block, channel, row)
-                _add_products(slopes, _0, values, np.float32(sums[_MEAN]), x.width, lanes)
-            for lane in range(WIDTH):
-                sums[_OF_SHIFT] += lanes[lane]
-                sums[_OF_SCALE] += lanes[WIDTH + lane] * sums[_INVERSE]
-
-
-@_compiled
-def _moments_backward(layout: Any, memory: Any, parameters: Any, operation: Any, num: int, part: Any) -> None:
-    x, z = layout.tensors[operation.source], layout.tensors[operation.target]
-    count = num * x.height * x.width
-    for block in range(part.first, part.last):
-        for channel in range(part.channel, part.last_channel):
-            sums = memory.channels[operation.channel + channel]
-            scale = parameters[operation.gamma + channel] if operation.gamma >= 0 else _1
-            if block == 0 and operation.gamma >= 0:
-                memory.gradients[operation.gamma + channel] = np.float32(sums[_OF_SCALE])
-            if block == 0 and operation.beta >= 0:
-                memory.gradients[operation.beta + channel] = np.float32(sums[_OF_SHIFT])
-            if not operation.source_needed:
-                continue
-            # factor * (d - of_all - (x - mean) * slope), with all numbers of the channel put together
-            factor = scale * np.float32(sums[_INVERSE])
-            slope = -factor * np.float32(sums[_OF_SCALE] / count * sums[_INVERSE])
-            shift = -factor * np.float32(sums[_OF_SHIFT] / count)
-            mean = np.float32(sums[_MEAN])
-            for row in range(x.height):
-                slopes, values = _row(memory.d, z, block, channel, row), _row(memory.a, x, block, channel, row)
-                target = _row(memory.d, x, block, channel, row)
-                if operation.source_adds:
-                    for i in range(target.size):
-                        target[i] += slopes[i] * factor + ((values[i] - mean) * slope + shift)
-                else:
-                    for i in range(target.size):
-                        target[i] = slopes[i] * factor + ((values[i] - mean) * slope + shift)
-                if block == len(memory.live) - 1:
-                    for lane in range(num % WIDTH or WIDTH, WIDTH):  # without an example
-                        for place in range(lane, target.size, WIDTH):
-                            target[place] = _0
+            for i in range(target.size):
+                target[i] = slopes[i] * factor + ((values[i] - mean) * slope + shift)
+        if block == len(memory.live) - 1:
+            for lane in range(num % WIDTH or WIDTH, WIDTH):  # without an example
+                for place in range(lane, target.size, WIDTH):
+                    target[place] = _0
 
 
 # --- Steps and evaluations.
 
 
 @_compiled
-def _fill(layout: Any, memory: Any, examples: Any, positions: Any, crops: Any) -> None:
+def _fill(layout: Any, memory: Any, examples: Any, positions: Any, num: int, crops: Any) -> None:
     """Write the inputs and the targets of a batch; lanes without an example repeat its first."""
-    num, image, x = positions.size, layout.tensors[0], examples.x.reshape(-1)
+    image, x = layout.tensors[0], examples.x.reshape(-1)
     scale, first = np.empty(WIDTH, np.float32), np.empty(WIDTH, np.int64)
     moved = np.zeros((WIDTH, 3), np.int64)  # down, right, and the direction of columns
     for block in range(memory.live.shape[0]):
@@ -1178,94 +1084,73 @@ def _fill(layout: Any, memory: Any, examples: Any, positions: Any, crops: Any) -
                 pixels[lane] = (pixels[lane] - mean) * of_feature * scale[lane]
 
 
-@_compiled
-def _forward_by_kind(layout: Any, memory: Any, state: Any, number: int, part: Any, num: int, is_training: Any) -> None:
-    operation = layout.operations[number]
-    kind = operation.kind
-    if kind == LINEAR:
-        _linear_forward(layout, memory, state.parameters, operation, part)
-    elif kind == ACTIVATION:
-        _activation_forward(layout, memory, operation, part)
-    elif kind == MOMENTS:
-        if is_training:
-            _moments_forward(layout, memory, operation, part)
-    elif kind == NORMALISATION:
-        if part.first == 0:
-            constants = layout.constants[number]
-            _normalisation_begins(layout, memory, state, operation, constants, part, num, is_training)
-        _normalisation_forward(layout, memory, state, operation, part)
-    elif kind == POOLING:
-        _pooling_forward(layout, memory, operation, part)
-    elif kind == SUM:
-        _sum_forward(layout, memory, operation, part)
+@_inlined
+def _on_channel(
+    layout: Any, memory: Any, state: Any, number: int, block: int, channel: int, num: int, is_training: Any,
+    is_forward: Any,
+) -> None:  # fmt: skip
+    """Do an operation on a channel of a block, forward or backward."""
+    operation, parameters = layout.operations[number], state.parameters
+    if operation.kind == ACTIVATION:
+        _activation(layout, memory, operation, block, channel, is_forward)
+    elif operation.kind == POOLING:
+        _pooling(layout, memory, operation, block, channel, is_forward)
+    elif operation.kind == SUM:
+        _sum(layout, memory, operation, block, channel, is_forward)
+    elif operation.kind == MOMENTS:
+        if not is_forward:
+            _moments_backward(layout, memory, parameters, operation, num, block, channel)
+        elif is_training:
+            _moments_forward(layout, memory, operation, block, channel)
+    elif is_forward:
+        if block == 0:
+            image, place = layout.tensors[operation.source], operation.channel + channel
+            count = num * image.height * image.width
+            sums, moving = memory.channels[place], state.statistics[:, place]
+            _normalisation_begins(sums, moving, layout.constants[number], count, is_training)
+        _normalisation_forward(layout, memory, parameters, operation, block, channel)
     else:
-        _padding_forward(layout, memory, operation, part)
+        _normalisation_backward(layout, memory, operation, block, channel)
 
 
 @_compiled
-def _backward_by_kind(layout: Any, memory: Any, state: Any, number: int, part: Any, num: int) -> None:
-    operation = layout.operations[number]
-    kind = operation.kind
-    if kind == LINEAR:
-        _linear_backward(layout, memory, state.parameters, operation, part)
-    elif kind == ACTIVATION:
-        _activation_backward(layout, memory, operation, part)
-    elif kind == MOMENTS:
-        _moments_backward(layout, memory, state.parameters, operation, num, part)
-    elif kind == NORMALISATION:
-        _normalisation_backward(layout, memory, operation, part)
-    elif kind == POOLING:
-        _pooling_backward(layout, memory, operation, part)
-    elif kind == SUM:
-        _sum_backward(layout, memory, operation, part)
-    else:
-        _padding_backward(layout, memory, operation, part)
+def _in_turn(first: int, last: int, is_forward: Any) -> Any:
+    return range(first, last, 1) if is_forward else range(last - 1, first - 1, -1)
 
 
 @_compiled
-def _forward(layout: Any, memory: Any, state: Any, num: int, is_training: Any) -> float:
-    """Compute the values of all tensors for a batch; return what the regularisers add to the loss."""
-    for place in range(memory.values.size):
-        memory.values[place] = state.parameters[layout.places[place]]
-    for phase in range(len(layout.phases)):
+def _propagate(layout: Any, memory: Any, state: Any, num: int, is_training: Any, is_forward: Any) -> None:
+    """Compute the values of all tensors for a batch; or backward, from those of the outputs, all gradients."""
+    num_blocks = memory.live.shape[0]
+    for phase in _in_turn(0, len(layout.phases), is_forward):
         begin, end, size = layout.phases[phase]
-        for first in range(0, memory.live.shape[0], size):
-            last = min(first + size, memory.live.shape[0])
-            for run in range(begin, end):
+        for first in range(0, num_blocks, size):
+            last = min(first + size, num_blocks)
+            for run in _in_turn(begin, end, is_forward):
                 first_operation, last_operation, num_channels, at_once = layout.runs[run]
-                for channel in range(0, num_channels, at_once):
-                    part = Part(first, last, channel, channel + at_once)
-                    for number in range(first_operation, last_operation):
-                        _forward_by_kind(layout, memory, state, number, part, num, is_training)
+                for first_channel in range(0, num_channels, at_once):
+                    for number in _in_turn(first_operation, last_operation, is_forward):
+                        operation = layout.operations[number]
+                        if operation.kind == LINEAR:
+                            _linear(layout, memory, state.parameters, operation, first, last, is_forward)
+                            continue
+                        for block in range(first, last):
+                            for channel in range(first_channel, first_channel + at_once):
+                                _on_channel(layout, memory, state, number, block, channel, num, is_training, is_forward)
+
+
+@_compiled
+def _penalty(layout: Any, parameters: Any, gradients: Any) -> float:
+    """Return what the regularisers add to the loss, and add their gradients."""
     penalty = 0.0
     for number in range(len(layout.penalties)):
         begin, end, l1, l2 = layout.penalties[number]
-        for weight in state.parameters[int(begin) : int(end)]:
-            penalty += l1 * abs(weight) + l2 * weight * weight
-    return penalty
-
-
-@_compiled
-def _backward(layout: Any, memory: Any, state: Any, num: int) -> None:
-    """Compute the gradients of all parameters from those of the outputs."""
-    _set(memory.gradients, _0)
-    for phase in range(len(layout.phases) - 1, -1, -1):
-        begin, end, size = layout.phases[phase]
-        for first in range(0, memory.live.shape[0], size):
-            last = min(first + size, memory.live.shape[0])
-            for run in range(end - 1, begin - 1, -1):
-                first_operation, last_operation, num_channels, at_once = layout.runs[run]
-                for channel in range(0, num_channels, at_once):
-                    part = Part(first, last, channel, channel + at_once)
-                    for number in range(last_operation - 1, first_operation - 1, -1):
-                        _backward_by_kind(layout, memory, state, number, part, num)
-    for number in range(len(layout.penalties)):
-        begin, end, l1, l2 = layout.penalties[number]
-        l1, l2 = np.float32(l1), np.float32(l2)
         for place in range(int(begin), int(end)):
-            weight = state.parameters[place]
+            weight = parameters[place]
             sign = _1 if weight > _0 else -_1 if weight < _0 else _0
-            memory.gradients[place] += l1 * sign + _2 * l2 * weight
+            penalty += l1 * abs(weight) + l2 * weight * weight
+            gradients[place] += np.float32(l1) * sign + _2 * np.float32(l2) * weight
+    return penalty
 
 
 @_compiled
@@ -1289,46 +1174,51 @@ def _loss(layout: Any, memory: Any, num: int) -> tuple[float, float]:
     return loss, right
 
 
-@_compiled_once
-def train(layout: Any, memory: Any, state: Any, examples: Any, batches: Any, sums: Any) -> None:
-    """Take steps, which change the state.
+@_compiled
+def _update(layout: Any, memory: Any, state: Any, numbers: Any) -> None:
+    index = 0
+    for update in literal_unroll(_UPDATES):
+        if layout.update == index:
+            update(state.parameters, memory.gradients, state.first_slot, state.second_slot, numbers)
+        index += 1
 
-    The mean loss and the accuracy of each step are added to the two `sums`, float64, one after the other: the sums of
-    two calls would round in another way than those of one.
+
+@_compiled
+def _write_classes(layout: Any, memory: Any, positions: Any, num: int, classes: Any) -> None:
+    """Write the highest output of each example."""
+    outputs, best, most = layout.tensors[layout.output], np.empty(WIDTH, np.int64), np.empty(WIDTH, np.float32)
+    for block in range(memory.live.shape[0]):
+        at = outputs.start + block * outputs.block
+        _highest(memory.a[at : at + outputs.channels * WIDTH].reshape(outputs.channels, WIDTH), best, most)
+        for lane in range(min(WIDTH, num - block * WIDTH)):
+            classes[positions[block * WIDTH + lane]] = best[lane]
+
+
+@_compiled_once
+def compute(layout: Any, memory: Any, state: Any, examples: Any, batches: Any, sums: Any, classes: Any) -> None:
+    """Take steps, which change the state, or evaluate; one function, as numba would compile all others twice for two.
+
+    The mean loss and the accuracy of each step are added to `sums`, float64, one after the other: the sums of two calls
+    would round in another way than those of one. An evaluation adds the sums over its examples, and writes the highest
+    output of each to `classes`; the third of `sums` is what the regularisers add.
     """
-    num = batches.positions.shape[1]
+    is_training = len(batches.numbers) > 0
     for step in range(len(batches.positions)):
-        _fill(layout, memory, examples, batches.positions[step], batches.crops[step])
-        penalty = _forward(layout, memory, state, num, _YES)
-        found = _loss(layout, memory, num)
-        sums[0] += found[0] / num + penalty
-        sums[1] += found[1] / num
-        _backward(layout, memory, state, num)
-        index = 0
-        for update in literal_unroll(_UPDATES):
-            if layout.update == index:
-                update(state.parameters, memory.gradients, state.first_slot, state.second_slot, batches.numbers[step])
-            index += 1
-
-
-@_compiled_once
-def evaluate(layout: Any, memory: Any, state: Any, examples: Any, classes: Any) -> tuple[float, float]:
-    """Return the mean loss and the accuracy over all examples, and write the highest output of each to `classes`."""
-    lanes, num = memory.live.size, len(examples.x)
-    outputs = layout.tensors[layout.output]
-    best, most = np.empty(WIDTH, np.int64), np.empty(WIDTH, np.float32)
-    nothing = np.empty((0, 3), np.int32)
-    loss, right, penalty = 0.0, 0.0, 0.0
-    for start in range(0, num, lanes):
-        positions = np.arange(start, min(start + lanes, num)).astype(np.int32)
-        _fill(layout, memory, examples, positions, nothing)
-        penalty = _forward(layout, memory, state, positions.size, _NO)
-        found = _loss(layout, memory, positions.size)
-        loss += found[0]
-        right += found[1]
-        for block in range(memory.live.shape[0]):
-            at = outputs.start + block * outputs.block
-            _highest(memory.a[at : at + outputs.channels * WIDTH].reshape(outputs.channels, WIDTH), best, most)
-            for lane in range(min(WIDTH, positions.size - block * WIDTH)):
-                classes[start + block * WIDTH + lane] = best[lane]
-    return loss / num + penalty, right / num
+        positions = batches.positions[step]
+        num = np.sum(positions >= 0)
+        _fill(layout, memory, examples, positions, num, batches.crops[step])
+        for place in range(memory.values.size):
+            memory.values[place] = state.parameters[layout.places[place]]
+        _propagate(layout, memory, state, num, is_training, _YES)
+        loss, right = _loss(layout, memory, num)
+        _set(memory.gradients, _0)
+        if not is_training:
+            sums[0] += loss
+            sums[1] += right
+            sums[2] = _penalty(layout, state.parameters, memory.gradients)
+            _write_classes(layout, memory, positions, num, classes)
+            continue
+        _propagate(layout, memory, state, num, is_training, _NO)
+        sums[0] += loss / num + _penalty(layout, state.parameters, memory.gradients)
+        sums[1] += right / num
+        _update(layout, memory, state, batches.numbers[step])

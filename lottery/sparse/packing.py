@@ -185,10 +185,14 @@ class _Packing:
         network, packer = self.network, self.packer
         operations = [self._operation(number) for number in range(len(network.operations))]
         self._order_gradients(operations)
-        for operation in operations:
-            if operation["kind"] in (kernels.ACTIVATION, kernels.SUM):
+        tensors = [*self._tensors(False), *self._tensors(True)]
+        for operation, described in zip(network.operations, operations, strict=True):
+            if isinstance(operation, (Activation, Sum)):
                 for role in ("source", "target", "other"):
-                    operation[role] += len(packer.places)
+                    described[role] += len(packer.places)
+            elif isinstance(operation, Padding):
+                described["target"] = len(tensors)
+                tensors.append(self._inside(operation))
         arrays = {name: np.concatenate([*parts, np.zeros(0, np.int64)]) for name, parts in self.arrays.items()}
         features, targets = self._inputs()
         phases, runs = self._order()
@@ -196,7 +200,7 @@ class _Packing:
             operations=_table(operations, kernels.OPERATION),
             constants=np.array([self._constants(operation) for operation in network.operations], np.float32),
             passes=_table(self.passes, kernels.PASS),
-            tensors=_table([*self._tensors(False), *self._tensors(True)], kernels.TENSOR),
+            tensors=_table(tensors, kernels.TENSOR),
             phases=phases,
             runs=runs,
             begin=arrays["begin"],
@@ -230,6 +234,12 @@ class _Packing:
                 **{name: length * WIDTH for name, length in lengths.items()},
             }  # fmt: skip
 
+    def _inside(self, operation: Padding) -> dict[str, int]:
+        """Describe the image inside a padded one; padding is an activation that writes there and changes nothing."""
+        image, padded = ([*self._tensors(False)][number] for number in (operation.source, operation.target))
+        (top, left), size = operation.before, {"height": image["height"], "width": image["width"]}
+        return {**padded, **size, "start": padded["start"] + top * padded["row"] + left * WIDTH}
+
     def _order(self) -> tuple[np.ndarray, np.ndarray]:
         """Divide the operations into phases, and phases into runs; see `kernels.Layout`.
 
@@ -258,13 +268,13 @@ class _Packing:
         """Describe an operation by numbers."""
         operation = self.network.operations[number]
         described = {
-            "kind": kernels.KINDS.index(type(operation).__name__), "source": operation.source,
-            "target": operation.target, "other": getattr(operation, "other", -1),
+            "kind": kernels.KINDS.index("Activation" if isinstance(operation, Padding) else type(operation).__name__),
+            "source": operation.source, "target": operation.target, "other": getattr(operation, "other", -1),
         }  # fmt: skip
         if isinstance(operation, Linear):
             described |= self._linear(operation, self.packer.wide[number])
-        elif isinstance(operation, Activation):
-            described |= {"function": [*kernels.ACTIVATIONS].index(operation.name)}
+        elif isinstance(operation, (Activation, Padding)):
+            described |= {"function": [*kernels.ACTIVATIONS].index(getattr(operation, "name", "linear"))}
         elif isinstance(operation, (Moments, Normalisation)):
             described |= {
                 "gamma": self._at(operation.gamma), "beta": self._at(operation.beta), "channel": self.num_channels,
@@ -277,8 +287,6 @@ class _Packing:
                 "width": operation.window[1], "down": operation.strides[0], "right": operation.strides[1],
                 "top": operation.before[0], "left": operation.before[1],
             }  # fmt: skip
-        elif isinstance(operation, Padding):
-            described |= {"top": operation.before[0], "left": operation.before[1]}
         return described
 
     def _at(self, name: str | None) -> int:

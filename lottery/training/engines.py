@@ -182,5 +182,5 @@ def is_compiled() -> bool:
     """Check if numba keeps the compiled sparse engine on this machine, perhaps of an earlier version of it."""
     from lottery.sparse import kernels
 
-    train: Any = kernels.train
-    return any(Path(train.stats.cache_path).glob("kernels.train-*.nbi"))
+    compute: Any = kernels.compute
+    return any(Path(compute.stats.cache_path).glob("kernels.compute-*.nbi"))

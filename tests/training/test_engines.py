@@ -131,7 +131,7 @@ def test_a_loss_that_is_not_finite_is_noticed():
 
 @pytest.mark.parametrize("planted", ["weights", "biases"])
 def test_an_engine_that_does_not_agree_is_refused(planted, monkeypatch):
-    right = kernels.train
+    right = kernels.compute
 
     def wrong(layout, memory, state, *batches):
         parameters, before = state.parameters, state.parameters.copy()
@@ -142,7 +142,7 @@ def test_an_engine_that_does_not_agree_is_refused(planted, monkeypatch):
         else:  # are trained a twentieth too far
             parameters += 0.05 * (parameters - before)
 
-    monkeypatch.setattr(kernels, "train", wrong)
+    monkeypatch.setattr(kernels, "compute", wrong)
     one = shared_trainer(trainer)
     with pytest.raises(LotteryError, match="does not agree with the compiled loop"):
         one.train(weights.read_state(one.model), masked(one.model), (9,))
