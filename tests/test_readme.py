@@ -34,7 +34,7 @@ every_page = pytest.mark.parametrize("page", PAGES)
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.M | re.S)
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```\n", re.M | re.S)
 END = "=== end of a block ==="
-NO_PYTHON = {"docs/commands.md", "docs/glossary.md", "docs/index.md", "docs/speed.md"}
+NO_PYTHON = {"docs/commands.md", "docs/glossary.md", "docs/index.md", "docs/reproductions.md", "docs/speed.md"}
 TRACKERS = "docs/logging.md"  # it needs a tracker, which is not installed for tests
 # Pages that only look at runs say that this needs no TensorFlow.
 NO_TENSORFLOW = {"docs/concepts.md", "docs/metrics.md", "docs/files.md", "docs/seeing.md"}

@@ -249,14 +249,26 @@ def _print_or_show(rows: Any, shown: Any, notes: list[str], as_data: output.AsDa
     output.say(*notes, file=sys.stderr if as_data else sys.stdout)
 
 
-def check(run: RunPath, as_data: output.AsData) -> None:
+def check(
+    run: RunPath,
+    against: Annotated[
+        str,
+        Option(
+            metavar="NAME",
+            help="The experiment whose numbers are taken, such as conv_2_cifar10; by default that of the run's name.",
+            show_default=False,
+        ),
+    ] = "",
+    *,
+    as_data: output.AsData,
+) -> None:
     """Compare a run of a published experiment with the numbers of its paper; exit status 1 if a line fails.
 
     Each number has its source: the paper, the authors' code, a third party, or a bound of our own.
     """
     from lottery.statistics import published, tables
 
-    lines, notes = published.compare(run)
+    lines, notes = published.compare(run, against)
     if as_data:
         output.rows(lines, as_data)
     else:

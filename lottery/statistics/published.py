@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from lottery import config
+from lottery import config, formatting
 from lottery.errors import LotteryError, first_wrong, unknown
 from lottery.grids import Table
 from lottery.runs import store
@@ -49,15 +49,26 @@ def read(path: Path) -> Published:
     return Published(config.load(path), claims)
 
 
-def compare(run: Path) -> tuple[list[dict[str, str]], list[str]]:
-    """Compare a run, finished or not, with the claims of the file that has the name of its experiment.
+def compare(run: Path, against: str = "") -> tuple[list[dict[str, str]], list[str]]:
+    """Compare a run, finished or not, with the claims of a file that comes with the package.
+
+    The file is that of the preset `against`; by default, the file that has the name of the run's experiment.
 
     Returns the lines of `checked`, and sentences: the sources, where the run differs, what the paper leaves open.
     """
     experiment, known = store.read_experiment(run), files()
-    if experiment.name not in known:
-        raise unknown("The experiment's name, by which published numbers are found,", experiment.name, known)
-    published = read(known[experiment.name])
+    if against:
+        path = config.shipped().get(against)
+        if path not in known.values():
+            raise unknown("--against", against, [path.stem for path in known.values()])
+    elif experiment.name in known:
+        path = known[experiment.name]
+    else:
+        raise LotteryError(
+            f"No published experiment has the name of this run, {experiment.name!r}. Say which to compare it with, by "
+            f"--against NAME: {formatting.listed([path.stem for path in known.values()], 'or')}."
+        )
+    published = read(path)
     lines = checked(results.table(run), published.claims, experiment.train.num_steps)
     sources = [f"[{number}] {kind}: {text}, {link}" for (kind, text, link), number in numbered(lines).items()]
     left_open = [f"The paper leaves open: {what}." for claim in published.claims for what in claim.leaves_open]

@@ -171,7 +171,7 @@ def test_every_line_has_one_of_four_kinds_of_source_with_a_link():
 
 
 def test_the_docs_list_every_line_with_its_source():
-    page = Path(published.__file__).parents[2].joinpath("docs", "experiments.md").read_text(encoding="utf-8")
+    page = Path(published.__file__).parents[2].joinpath("docs", "reproductions.md").read_text(encoding="utf-8")
     for line in published.checked(as_published("lenet-mnist"), NUMBERS["lenet-mnist"]):
         assert f"| {' | '.join(line[key] for key in ('claim', 'source', 'stated', 'bound'))} |" in page
 
@@ -436,9 +436,18 @@ def test_a_claim_that_cannot_be_read_is_a_sentence(tmp_path):
 
 
 def test_a_run_is_compared_by_its_name(small_run, tmp_path, monkeypatch):
-    with pytest.raises(LotteryError, match="must be 'conv-2-cifar10', .*not 'small'") as caught:
+    with pytest.raises(LotteryError, match="the name of this run, 'small'.* --against NAME: conv_2_cifar10") as caught:
         published.compare(small_run.path)
-    assert all(repr(name) in str(caught.value) for name in PUBLISHED)
+    presets = [path.stem for path in FILES.values()]
+    assert all(name in str(caught.value) for name in presets)
+    for wrong in ("nothing", "digits"):  # has no claims
+        with pytest.raises(LotteryError, match=f"--against must be 'conv_2_cifar10', .*not '{wrong}'"):
+            published.compare(small_run.path, wrong)
+    for name in presets:
+        lines, notes = published.compare(small_run.path, name)
+        expected = published.read(config.shipped()[name]).claims
+        assert [line["claim"] for line in lines] == [claim.text for claim in expected if claim.what != "settings"]
+        assert any(note.startswith("Differs: ") for note in notes)
     monkeypatch.setattr(published, "files", lambda: FILES | {"small": FILES["lenet-mnist"]})
     lines, notes = published.compare(small_run.path)
     assert lines[0]["verdict"] == "fail" and "50,200" in lines[0]["measured"]
@@ -461,6 +470,8 @@ def test_exit_statuses_and_rows(small_run, monkeypatch):
 
     done = check()
     assert isinstance(done.exception, LotteryError)  # which the command line prints, with status 2
+    done = check("--against", "lenet_mnist")
+    assert done.exit_code == 1 and re.search(r"survivors.* fail", done.output)
     monkeypatch.setattr(published, "files", lambda: FILES | {"small": FILES["lenet-mnist"]})
     done = check()
     assert done.exit_code == 1 and re.search(r"survivors.* fail", done.output) and "Differs: " in done.output
