@@ -22,8 +22,10 @@ Observe = Callable[[], dict[str, Any]]  # see `Prepared`
 def agreed(run: Path, experiment: config.Experiment, now: config.Experiment, observe: Observe) -> list[str]:
     """Compare the objects that a caller passes again, as `now` and `observe` have them, with those of a stored run.
 
-    Returns sentences that a person should read, or raises `LotteryError` if the model or a function is another.
+    Returns sentences that a person should read, or raises `LotteryError` if the model or a function is another. Data
+    are compared by their digest, wherever they were read: see `environment.check_data`.
     """
+    now = now.model_copy(update={"data": experiment.data})
     if config.digest(now) == config.digest(experiment):
         return []
     why, recorded = "", store.read_environment(run)

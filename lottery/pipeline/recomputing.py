@@ -243,12 +243,12 @@ class _Recomputing:
 
 def elsewhere(recorded: dict[str, Any]) -> list[str]:
     """List what may round differently from when the run was trained."""
-    import tensorflow as tf
-
     words = {"python": "another Python", "versions": "other versions of packages", "processor": "another processor"}
     found = [words[key] for key in environment.changed(recorded)]
     if environment.num_threads() != recorded["num_threads"]:
         found.append("another number of threads")
+    import tensorflow as tf  # after the line above, which keeps it quiet
+
     if onednn.differs(recorded):
         found.append("another setting of oneDNN")
     if recorded.get("num_devices", 1) > 1:

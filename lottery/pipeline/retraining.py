@@ -13,7 +13,7 @@ from typing import Any
 from lottery import interrupts, progress, randomness
 from lottery.errors import LotteryError
 from lottery.executors.scheduler import Job
-from lottery.pipeline import onednn, recomputing, worker
+from lottery.pipeline import environment, onednn, recomputing, worker
 from lottery.pipeline.prepared import Ingredients
 from lottery.pruning import branches
 from lottery.runs import store, verification
@@ -53,6 +53,7 @@ def retrained(
     """
     experiment, recorded = store.read_experiment(run), store.read_environment(run)
     onednn.begin(recorded)
+    environment.use_threads(recorded["num_threads"])  # or this process would look like another machine
     elsewhere = recomputing.elsewhere(recorded)
     with contextlib.ExitStack() as stack:
         temporary = stack.enter_context(tempfile.TemporaryDirectory())

@@ -1,16 +1,22 @@
 """Ten forgeries with right checksums, and what finds each: numbers computed again, or networks trained again."""
 
 import shutil
+import subprocess
+import sys
 
+import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
 import lottery
 from lottery import progress
+from lottery.data import read_npz
+from lottery.errors import LotteryError
 from lottery.pipeline import recomputing, retraining
 from lottery.pipeline.prepared import Ingredients
-from lottery.runs import verification
+from lottery.runs import store, verification
 from lottery.runs.stored import StoredRound, stored_rounds
-from tests.conftest import contents, quietly
+from tests.conftest import SMALL, contents, quietly
 from tests.scripts import forge
 
 pytestmark = pytest.mark.usefixtures("traced_once")
@@ -82,6 +88,33 @@ def test_networks_trained_again_have_the_same_bytes_and_nothing_is_written(run, 
     done = lottery_command("verify", run.path, "--retrain", 2)
     assert done.returncode == 0
     assert "2 networks were trained again: all their files have the same bytes." in " ".join(done.stdout.split())
+
+
+def test_bytes_are_compared_whatever_number_of_threads_tensorflow_would_take(forged):
+    """In a process of its own, where nothing has set the number before."""
+    path = forged(forge.predictions)
+    assert store.read_environment(path)["num_threads"] == 1
+    words = [sys.executable, "-m", "lottery", "verify", path, "--retrain", "8"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 1 and "trained again" in done.stdout, done
+    assert "port.cc" not in done.stderr  # TensorFlow's greetings
+
+
+def test_the_data_may_lie_in_another_file(tmp_path):
+    x, y = load_digits(return_X_y=True)
+    arrays = {"x_train": x[:500], "y_train": y[:500], "x_test": x[500:800], "y_test": y[500:800]}
+    np.savez(tmp_path / "digits.npz", **arrays)
+    file = {"name": "npz", "path": str(tmp_path / "digits.npz"), "validation": 100}
+    path = lottery.run({**SMALL, "data": file, "run": {"num_replicates": 1}}, out=tmp_path, on_event=quietly).path
+    (tmp_path / "digits.npz").rename(tmp_path / "moved.npz")
+    with pytest.raises(LotteryError, match="There is no data file"):
+        found_by_retraining(path)
+    data = tuple(read_npz(tmp_path / "moved.npz").values())
+    (found,) = retraining.retrained(path, retraining.chosen(path, 1), Ingredients(data=data), quietly)
+    assert found[1] == []
+    other = Ingredients(data=(data[0] + 1, *data[1:]))
+    with pytest.raises(LotteryError, match="The data, the model or the criterion differ"):
+        list(retraining.retrained(path, retraining.chosen(path, 1), other, quietly))
 
 
 def test_on_another_processor_accuracies_are_compared(forged, monkeypatch):
