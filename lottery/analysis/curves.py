@@ -124,12 +124,13 @@ def _views(curves: Table) -> list[dict[str, str]]:
 def summed(curves: Table) -> Table:
     """Summarise the table of `table`, in a row for each split of each network.
 
-    ``lowest_loss`` is the lowest after the first evaluation, ``at_step`` the first step that has it.
+    ``lowest_loss`` is the lowest after the network's first step, ``at_step`` the first step that has it.
     """
     keys = ["replicate", "branch", "round", "density", "split"]
+    first = curves.groupby(keys[:-1])["step"].transform("min")
     rows = []
     for values, part in curves.groupby(keys, sort=False):
-        later = part[part["step"] > part["step"].min()] if len(part) > 1 else part
+        later = part[part["step"] > first[part.index]] if part["step"].nunique() > 1 else part
         lowest = later["loss"].min()
         at = later[later["loss"] == lowest]["step"].min()
         last = part.loc[part["step"].idxmax()]

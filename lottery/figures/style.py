@@ -9,6 +9,7 @@ from lottery.errors import LotteryError, unknown
 from lottery.figures.record import NothingToDraw
 from lottery.grids import Table
 from lottery.statistics import intervals
+from lottery.statistics.metric import unit
 
 BranchStyle = tuple[Any, str, Any]  # colour, marker, line
 
@@ -122,7 +123,9 @@ def spread(table: Table, by: Sequence[str], column: str, interval: str = "range"
     found = groups.agg(**columns)
     if interval == "t":
         lists = groups[column].agg(lambda values: values.dropna().tolist())[column]
-        found[["low", "high"]] = [intervals.mean_interval(values)[1:] if values else (0.0, 0.0) for values in lists]
+        size = unit(table[column])
+        ends_of = [intervals.mean_interval(values, unit=size)[1:] if values else (0.0, 0.0) for values in lists]
+        found[["low", "high"]] = ends_of
     ends = found[["low", "high"]].astype(float)
     ends = ends.where(ends.abs() < float("inf"), found["mean"], axis=0)
     # The mean of equal values may be off by a unit in the last place.

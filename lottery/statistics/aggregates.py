@@ -81,6 +81,8 @@ def gathered(tables: Mapping[tuple[str, str], Table], densities: Iterable[float]
     found = found.loc[found["score"].notna(), list(SCORES)]
     if found.empty:
         raise LotteryError("The models of these runs measure no accuracy, so there is nothing to aggregate.")
+    if without := {task for _, task in tables} - set(found["task"]):
+        raise LotteryError(f"{listed(sorted(without))} cannot be aggregated with the others: no accuracy is measured.")
     # A method must be there on every task: a mean over other tasks could not be compared with it.
     num = found.groupby(["at", "method"])["task"].transform("nunique")
     return found[num == found["task"].nunique()].reset_index(drop=True)
@@ -147,9 +149,14 @@ def notes(found: Table) -> list[str]:
         complete = _complete(part)
         num = min(map(len, complete.values()))
         for task, replicates in complete.items():
-            if rest := replicates[num:]:
-                what = f"{ranges(rest, 'replicate')} of {task}"
-                sentences[what] = f"Left out: {what}, because another task has only {num}."
+            lacking = set(part.loc[part["task"] == task, "replicate"]) - set(replicates)
+            for rest, why in (
+                (lacking, "which lack a method"),
+                (replicates[num:], f"because another task has only {num}"),
+            ):
+                if rest:
+                    what = f"{ranges(rest, 'replicate')} of {task}"
+                    sentences[what] = f"Left out: {what}, {why}."
     return list(sentences.values())
 
 

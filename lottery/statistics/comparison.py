@@ -15,7 +15,7 @@ from lottery.statistics.metric import ACCURACY, LOSS, Metric, metric_of, of_tick
 
 COLUMNS = (
     "round", "density", "run", "replicates", "accuracy", "low", "high", "difference", "difference_low",
-    "difference_high", "own_round",
+    "difference_high", "pairs", "own_round",
 )  # fmt: skip
 
 WITHIN = 0.05  # densities are compared if they differ by at most this fraction of the first run's
@@ -80,8 +80,8 @@ def compared(tables: Mapping[str, Table], measure: str = "", confidence: float =
     at most the fraction `within` of it; `left_out` names the other rounds.
 
     Returns the `COLUMNS` by round of the first run, which comes first in it, and then the best: mean and t interval of
-    each run, and of run − first run, paired by replicate. ``density`` and ``own_round`` are the run's own. If a loss is
-    compared, the column ``accuracy`` is called ``loss``, and lower is better.
+    each run, and of run − first run, of ``pairs`` of replicates. ``density`` and ``own_round`` are the run's own. If a
+    loss is compared, the column ``accuracy`` is called ``loss``, and lower is better.
     """
     import pandas as pd
 
@@ -125,7 +125,7 @@ def _lines(
         if measure.endswith("accuracy"):
             low, high = intervals.of_accuracy(low, high)
         pair = against.get(number, {})
-        difference = [pair.get(key, math.nan) for key in ("mean", "low", "high")]
+        difference = [*(pair.get(key, math.nan) for key in ("mean", "low", "high")), pair.get("replicates", 0)]
         place = int(number), part["density"].mean(), name, len(values)
         lines.append((*place, mean, low, high, *difference, int(part["own"].iloc[0])))
     return lines
@@ -142,7 +142,8 @@ def left_out(tables: Mapping[str, Table], found: Table, within: float = WITHIN) 
             continue
         other = "any other run" if name == first else first
         what = f"{ranges(absent, 'round')} of {name}"
-        sentences.append(f"Not compared: {what}, without a density within {100 * within:g} % in {other}.")
+        near = f"a density within {100 * within:g} % in {other}"
+        sentences.append(f"Not compared: {what}, without {near} that is not nearer to another round.")
         if not own - {0} and name != first:
             sentences.append(f"Only the dense networks of {name} are compared.")
     return sentences

@@ -69,7 +69,7 @@ def p_value(mean: float, low: float, num: int, bound: float, confidence: float =
     if num < 2 or math.isinf(low):
         return 1.0
     if low == mean:
-        return float(mean < bound)
+        return float(mean <= bound)
     error = (mean - low) / float(special.stdtrit(num - 1, (1 + confidence) / 2))
     return float(special.stdtr(num - 1, (bound - mean) / error))
 

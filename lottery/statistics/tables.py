@@ -226,13 +226,18 @@ def compared(found: Table, first: str) -> Grid:
         "difference": ("difference", metric.change),
         "difference from": ("difference_low", metric.change),
         "difference to": ("difference_high", metric.change),
+        "pairs": ("pairs", str),
     }
+    others = found[found["run"] != first]
+    if (others["pairs"] == others["replicates"]).all():
+        del columns["pairs"]
     over = f"mean and 95 % t interval over n replicates, so over seeds, for this test set{_lower(metric)}"
     unit = "" if metric.is_loss else f", {_unit(metric)}"
     order = f"At each density {first} comes first, and then the best"
     key = {
         metric.name: f"at the early-stop step: {over}",
         "difference": f"run − {first}{unit}, paired by replicate, and its t interval. {order}",
+        "pairs": "replicates that both runs have, of which the difference is the mean",
     }
     leave_out = ("n", "95 % from", "95 % to", "difference from", "difference to")
     return grids.of_rows(found.to_dict("records"), columns, key=key, leave_out=leave_out)

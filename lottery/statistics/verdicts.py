@@ -37,7 +37,7 @@ NO_LATER, LATER = "no later", "later"
 # What a ticket is beside a control.
 BETTER, AS_GOOD, WORSE, NOT_FAIR = "better", "as good", "worse", "not fair"
 
-LAST_PLACE = 1e-9  # a unit in the last place of a mean is nothing that was lost
+LAST_PLACE = 1e-7  # accuracies are stored with single precision, and its rounding is nothing that was lost
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ def differences(
     measure = measure or metric_of(rows).early_stop
     found = paired(rows, measure, against)
     # How small a difference of losses counts as none depends on the size of the losses.
-    size = unit(rows[measure])
+    size = unit(rows.loc[rows["branch"].isin((store.TICKET, against)), measure])
     lines = []
     for number, column in found.items():
         pairs = column.dropna()
@@ -254,14 +254,14 @@ def judged(rows: Table, rule: Rule = DEFAULT) -> Table:
     budgets = _by_round(rows, rule, rule.metric.budget) if can_win else {}
     steps = _by_round(rows, rule, "early_stop_step", spacing=rule.margin) if can_win else {}
     finals, special = _by_round(rows, rule, rule.metric.final), _special(rows, rule)
-    tickets = of_tickets(rows)
+    tickets, shares = of_tickets(rows), speed(rows)
     censored = set(tickets[tickets["early_stop_step"] == rule.last_step]["round"])
-    speeds = speed(rows).mean(skipna=False)
     lines = []
     for number, line in _by_round(rows, rule, rule.metric.early_stop).items():
         line = _NOT_KNOWN | line | special.get(number, {})
         line["verdict"] = rule.verdict(line["low"], line["high"])
-        line["speed"] = speeds.get(number, math.nan)
+        trained = tickets.loc[tickets["round"] == number, "replicate"]
+        line["speed"] = shares.loc[trained, number].mean(skipna=False) if number in shares else math.nan
         line["matching_p"] = rule.p_value(line, rule.bound)
         line["better_p"] = rule.p_value(line, 0)
         if line["verdict"] == CANNOT_TELL and math.isfinite(line["low"]):
@@ -356,11 +356,11 @@ def speed(rows: Table) -> Table:
 def lower_bound(judgement: Judgement, line: Mapping[str, Any]) -> float:
     """Bound from below the gain of a round that was chosen, so that the bounds of all rounds hold at once.
 
-    The interval within the budget of a winning ticket, or else at the early-stop step, by Bonferroni: its error is
-    divided by the number of rounds. A round that `smallest_shown` has found loses at most the tolerance.
+    The interval within the budget where winning tickets are shown, or else at the early-stop step, by Bonferroni: its
+    error is divided by the number of rounds. A round that `smallest_shown` has found loses at most the tolerance.
     """
     rule, num = judgement.rule, len(judgement.rounds)
-    measure = rule.metric.budget if line["verdict"] == WINNING else rule.metric.early_stop
+    measure = rule.metric.budget if judgement.shown.get(WINNING) else rule.metric.early_stop
     # The round was chosen by these very differences, so that its own interval would be too narrow.
     found = differences(judgement.scores, measure, confidence=1 - (1 - rule.confidence) / num)
     low = float(found.set_index("round").loc[line["round"], "low"])

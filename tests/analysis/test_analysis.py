@@ -138,3 +138,15 @@ def test_a_figure_opens_each_file_of_a_round_once(kind, small_run, tmp_path, mon
         assert done.returncode == 0 and (tmp_path / "a.svg").exists()
         of_rounds = {path: num for path, num in opened.items() if path.parent.name.startswith("round-")}
         assert of_rounds and max(of_rounds.values()) == 1, opened
+
+
+def test_the_summary_of_curves_leaves_out_the_step_before_training_alone():
+    columns = ("replicate", "branch", "round", "density", "step", "split", "loss", "accuracy")
+    rows = [(1, "ticket", 0, 1.0, step, split, loss, 1 - loss) for step, split, loss in [
+        (0, "validation", 0.01), (10, "validation", 0.3), (20, "validation", 0.4),
+        (10, "train", 0.2), (20, "train", 0.5), (10, "test", 0.25), (20, "test", 0.6),
+    ]]  # fmt: skip
+    found = curves.summed(pd.DataFrame(rows, columns=columns)).set_index("split")
+    # The test split is first measured at the early-stop step, and the training split after some steps.
+    assert found["lowest_loss"].to_dict() == {"validation": 0.3, "train": 0.2, "test": 0.25}
+    assert found["at_step"].tolist() == [10, 10, 10] and found.loc["test", "last_loss"] == 0.6

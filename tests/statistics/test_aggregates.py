@@ -97,6 +97,7 @@ def test_tasks_count_alike_and_what_is_left_out_is_named():
     assert line["replicates"] == 2 and line["iqm"] == pytest.approx(aggregates.interquartile_mean(X[None, :2])[0])
     assert aggregates.notes(short) == [
         "Left out: replicates 3, 4 of task 0, because another task has only 2.",
+        "Left out: replicates 3, 4 of task 1, which lack a method.",
         "Left out: replicates 3, 4 of task 2, because another task has only 2.",
     ]
     assert aggregates.notes(scores) == []
@@ -127,6 +128,10 @@ def test_what_cannot_be_aggregated_is_refused():
         aggregates.gathered(runs, [0.5])
     with pytest.raises(LotteryError, match="density must be above 0, and at most 1, not 2"):
         aggregates.gathered(runs, [2])
+    none = made_up(TICKETS, (1, 0.49)).assign(early_stop_test_accuracy=math.nan)
+    measured = made_up(TICKETS, (1, 0.49))
+    with pytest.raises(LotteryError, match=r"^c cannot be aggregated with the others: no accuracy is measured"):
+        aggregates.gathered({("", "a"): measured, ("", "b"): measured, ("", "c"): none})
     with pytest.raises(LotteryError, match="measure no accuracy"):
         aggregates.gathered({key: made_up(TICKETS).assign(early_stop_test_accuracy=math.nan) for key in runs})
 

@@ -76,7 +76,8 @@ def test_p_values_are_those_of_the_t_test(bound, confidence):
 
 def test_p_values_without_a_spread():
     assert intervals.p_value(0.1, -math.inf, 1, 0.0) == 1 and intervals.p_value(0.1, -math.inf, 2, 0.0) == 1
-    assert intervals.p_value(0.1, 0.1, 3, 0.1) == 0 and intervals.p_value(0.1, 0.1, 3, 0.2) == 1
+    assert intervals.p_value(0.1, 0.1, 3, 0.05) == 0 and intervals.p_value(0.1, 0.1, 3, 0.2) == 1
+    assert intervals.p_value(0.1, 0.1, 3, 0.1) == 1  # is not above it
 
 
 def test_simes_and_step_down_by_hand():
