@@ -73,7 +73,7 @@ def rate(optimizer: Any) -> Any:
 def leaves_out_of_decay(optimizer: Any) -> bool:
     """Check if an optimizer decays some weights and not others; see Keras' ``exclude_from_weight_decay``."""
     # What that was called with: Keras 3.15 and tf_keras 2.21 have no other way to ask.
-    return any(getattr(optimizer, f"_exclude_from_weight_decay{suffix}", None) for suffix in ("", "_pattern"))
+    return any(getattr(optimizer, f"_exclude_from_weight_decay{suffix}", None) for suffix in ("", "_names", "_pattern"))
 
 
 def slot(optimizer: Any, name: str, variable: Any) -> Any:

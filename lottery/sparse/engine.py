@@ -232,7 +232,7 @@ class Engine:
         targets = np.ascontiguousarray(split.y.reshape(len(x), -1), np.float32)
         if self.network.loss == "sparse_categorical_crossentropy":
             targets = (targets == np.arange(self.model.output_shape[-1])).astype(np.float32)
-        return kernels.Examples(np.ascontiguousarray(x), scale, targets, *(*split.x.shape[1:], 1, 1, 1)[:3])
+        return kernels.Examples(np.ascontiguousarray(x), scale, targets, *_image(split.x.shape[1:]))
 
 
 def _no_crops(seed: tuple[int, ...], step: int) -> Crops:
@@ -252,7 +252,13 @@ def _scaling(data: Splits, margin: int) -> Scaled:
     shape = data.train.x.shape[1:]
     means = np.broadcast_to(np.asarray(mean, np.float32), shape).ravel()
     deviations = np.broadcast_to(np.asarray(deviation, np.float32), shape).ravel()
-    return Scaled(means, np.float32(1) / deviations, margin)
+    return Scaled(means, np.float32(1) / deviations, margin, _image(shape))
+
+
+def _image(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Return the shape of an example as rows, columns and channels; of a vector each entry is a row."""
+    height, width, channels = (*shape, 1, 1, 1)[:3]
+    return height, width, channels
 
 
 def _rates(optimizer: Any) -> Callable[[np.ndarray], np.ndarray]:

@@ -153,6 +153,7 @@ class Scaled:
     mean: np.ndarray
     scale: np.ndarray
     crop: int  # rows and columns of zeros around an image that is cropped
+    shape: tuple[int, int, int]  # of an example, whatever shape the network reads it in
 
 
 @dataclass
@@ -210,7 +211,7 @@ class _Packing:
             tiles=arrays["tiles"].reshape(-1, 3),
             features=features,
             inputs=targets * WIDTH,
-            pixels=np.stack(np.unravel_index(features, network.tensors[0].shape), axis=1),
+            pixels=np.stack(np.unravel_index(features, data.shape), axis=1),
             mean=data.mean[features],
             scale=data.scale[features],
             crop=data.crop,

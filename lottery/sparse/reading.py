@@ -9,7 +9,7 @@ from typing import Any
 from lottery import files, weights
 from lottery.errors import LotteryError
 from lottery.models import graph, optimizers
-from lottery.models.kerases import is_keras, keras_of
+from lottery.models.kerases import is_keras, keras_of, tf
 
 # Settings of optimizers and of losses that the engine knows with these values only.
 OF_OPTIMIZERS = {
@@ -137,6 +137,18 @@ class Network:
         return [operation for operation in self.operations if isinstance(operation, Linear)]
 
     @property
+    def biases_without_effect(self) -> list[str]:
+        """The biases of outputs that are only normalised, which takes them off: their gradients are rounding."""
+        return [layer.bias for layer in self.linear if layer.bias and self._is_only_normalised(layer.target)]
+
+    def _is_only_normalised(self, tensor: int) -> bool:
+        readers = [made for made in self.operations if tensor in (made.source, getattr(made, "other", None))]
+        return bool(readers) and all(
+            isinstance(reader, Moments) or (isinstance(reader, Sum) and self._is_only_normalised(reader.target))
+            for reader in readers
+        )
+
+    @property
     def of_images(self) -> bool:
         """True if it has convolutions."""
         return any(operation.kind != "dense" for operation in self.linear)
@@ -171,7 +183,7 @@ def read(model: Any) -> Network:
         Obstacle: The engine cannot train the model.
     """
     for step in ("train_step", "test_step", "call", "compute_loss"):
-        if not is_keras(getattr(type(model), step)):
+        if not is_keras(getattr(type(model), step)) or step in vars(model):
             raise Obstacle(f"the model has its own {step}")
     in_order = calls(model)
     refuse_shared_cache()
@@ -182,7 +194,7 @@ def read(model: Any) -> Network:
         reader.read(call)
     network = reader.network
     last = network.operations[-1]
-    if network.tensors[last.target].shape[:2] != (1, 1):
+    if len(model.output_shape) != 2 or network.tensors[last.target].shape[:2] != (1, 1):
         raise Obstacle("the outputs are no vectors")
     activation = last.name if isinstance(last, Activation) else "linear"
     network.loss, left, network.threshold = _loss(model, activation, kernels)
@@ -207,10 +219,35 @@ def calls(model: Any) -> list[graph.LayerCall]:
             raise Obstacle(f"{weights.plain_name(layer)} is a layer of type {type(layer).__name__}")
         if any(layer is other for other in layers):
             raise Obstacle(f"{weights.plain_name(layer)} is called more than once")
+        if why := _unusual(call):
+            raise Obstacle(f"{weights.plain_name(layer)} {why}")
         layers.append(layer)
     if not any(type(layer).__name__ == "Dense" or hasattr(layer, "kernel_size") for layer in layers):
         raise Obstacle("the model has no dense layer and no convolution")
     return found
+
+
+def _unusual(call: graph.LayerCall) -> str:
+    """Say what a layer of any class has that changes what it computes, or what is trained; empty if nothing does."""
+    layer = call.layer
+    if not call.inputs:
+        return ""
+    _, *others = call.arguments.items()  # the first is the input
+    given = [name for name, value in others if value is not None]
+    if given:
+        return f"is called with the argument {given[0]}"
+    if getattr(layer, "data_format", None) not in (None, "channels_last"):
+        return "has channels first"
+    if getattr(layer, "activity_regularizer", None) is not None:
+        return "has a regulariser of its outputs"
+    # What a variable has counts, whatever the layer says (Keras 3.15, tf_keras 2.21).
+    if any(getattr(variable, "constraint", None) is not None for variable in layer.variables):
+        return "has a constraint"
+    # Of tf_keras: the losses of regularisers, which are made with the variables, and of `add_loss`.
+    of_regularisers = [name for name, value in vars(layer).items() if name.endswith("_regularizer") and value]
+    if len(getattr(layer, "_callable_losses", of_regularisers)) != len(of_regularisers):
+        return "has a loss of its own, or a regulariser that came after its variables"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -308,8 +345,8 @@ def _convolution(reader: _Reader, call: graph.LayerCall, shape: tuple[int, ...])
     kernel = getattr(layer, "kernel", None)
     if is_depthwise and kernel is None:
         kernel = layer.depthwise_kernel  # of tf_keras
-    if layer.data_format != "channels_last" or tuple(layer.dilation_rate) != (1, 1) or getattr(layer, "groups", 1) != 1:
-        raise Obstacle(f"{weights.plain_name(layer)} has channels first, dilation or groups")
+    if tuple(layer.dilation_rate) != (1, 1) or getattr(layer, "groups", 1) != 1:
+        raise Obstacle(f"{weights.plain_name(layer)} has dilation or groups")
     own = _weights(layer, reader, kernel, "depthwise" if is_depthwise else "kernel")
     strides = (layer.strides[0], layer.strides[1])
     before = _before(layer.padding, reader.network.tensors[source], layer.kernel_size, strides, shape)
@@ -321,13 +358,13 @@ def _convolution(reader: _Reader, call: graph.LayerCall, shape: tuple[int, ...])
 
 
 def _weights(layer: Any, reader: _Reader, kernel: Any, word: str) -> dict[str, Any]:
-    own = getattr(layer, f"{word}_regularizer")
+    own = getattr(kernel, "regularizer", getattr(layer, f"{word}_regularizer"))  # that of the variable in Keras 3
     others = getattr(layer, f"{word}_constraint"), layer.bias_constraint, layer.bias_regularizer
     why = ""
-    if not layer.trainable or len(layer.variables) != 1 + layer.use_bias:
+    if not _is_trained(layer) or len(layer.variables) != 1 + layer.use_bias:
         why = "is frozen, or has other variables"
-    elif any(part is not None for part in (*others, layer.activity_regularizer)):
-        why = "has a constraint, or a regulariser of its bias or its outputs"
+    elif any(part is not None for part in (*others, getattr(layer.bias, "regularizer", None))):
+        why = "has a constraint, or a regulariser of its bias"
     elif own is not None and not (is_keras(type(own)) and type(own).__name__ in ("L1", "L2", "L1L2")):
         why = f"has the regulariser {type(own).__name__}"
     if why:
@@ -340,6 +377,12 @@ def _weights(layer: Any, reader: _Reader, kernel: Any, word: str) -> dict[str, A
         "l1": float(getattr(own, "l1", 0.0)),
         "l2": float(getattr(own, "l2", 0.0)),
     }
+
+
+def _is_trained(layer: Any) -> bool:
+    """Check that neither a layer nor one of its weights is frozen."""
+    statistics = {id(getattr(layer, name, None)) for name in ("moving_mean", "moving_variance")}
+    return layer.trainable and all(one.trainable for one in layer.variables if id(one) not in statistics)
 
 
 def _check_precision(layer: Any) -> None:
@@ -362,7 +405,8 @@ def _activation(reader: _Reader, call: graph.LayerCall, shape: tuple[int, ...]) 
     layer, source = call.layer, reader.flat(call)
     if graph.class_name(layer) == "Activation":
         return reader.activated(layer, source)
-    if any(layer.get_config().get(key) for key in ("max_value", "negative_slope", "threshold")):
+    settings = layer.get_config()
+    if settings.get("max_value") is not None or settings.get("negative_slope") or settings.get("threshold"):
         raise Obstacle(f"{weights.plain_name(layer)} has a slope, a threshold or a limit")
     return reader.activation("relu", source)
 
@@ -370,16 +414,18 @@ def _activation(reader: _Reader, call: graph.LayerCall, shape: tuple[int, ...]) 
 def _normalisation(reader: _Reader, call: graph.LayerCall, shape: tuple[int, ...]) -> int:
     layer = call.layer
     axis = layer.axis[0] if isinstance(layer.axis, (list, tuple)) else layer.axis
-    settings = ("beta_regularizer", "gamma_regularizer", "beta_constraint", "gamma_constraint", "activity_regularizer")
+    settings = ("beta_regularizer", "gamma_regularizer", "beta_constraint", "gamma_constraint")
     why = ""
     if axis not in (-1, len(shape)):
         why = "normalises along another axis than the last"
-    elif not layer.trainable:
+    elif not _is_trained(layer):
         why = "is frozen"
     elif getattr(layer, "renorm", False) or getattr(layer, "virtual_batch_size", None):
         why = "renormalises, or divides the batch"
     elif any(getattr(layer, setting, None) is not None for setting in settings):
         why = "has a constraint or a regulariser"
+    elif any(getattr(variable, "regularizer", None) is not None for variable in layer.variables):
+        why = "has a regulariser"
     if why:
         raise Obstacle(f"{weights.plain_name(layer)} {why}")
     _check_precision(layer)
@@ -407,8 +453,6 @@ def _normalisation(reader: _Reader, call: graph.LayerCall, shape: tuple[int, ...
 def _pooling(reader: _Reader, call: graph.LayerCall, shape: tuple[int, ...]) -> int:
     layer, source, name = call.layer, reader.image(call), graph.class_name(call.layer)
     tensor = reader.network.tensors[source]
-    if layer.data_format != "channels_last":
-        raise Obstacle(f"{weights.plain_name(layer)} has channels first")
     if name.startswith("Global"):
         window = strides = (tensor.height, tensor.width)
         before, shape = (0, 0), (1, 1, tensor.channels)
@@ -430,8 +474,6 @@ def _sum(reader: _Reader, call: graph.LayerCall, shape: tuple[int, ...]) -> int:
 
 def _padding(reader: _Reader, call: graph.LayerCall, shape: tuple[int, ...]) -> int:
     layer = call.layer
-    if layer.data_format != "channels_last":
-        raise Obstacle(f"{weights.plain_name(layer)} has channels first")
     (top, _), (left, _) = layer.padding
     return reader.add(Padding, reader.image(call), shape, before=(top, left))
 
@@ -457,7 +499,8 @@ def _loss(model: Any, activation: str, kernels: Any) -> tuple[str, str, float]:
     settings = own.get_config() if hasattr(own, "get_config") else {}
     function = getattr(own, "fn", own)
     name = getattr(function, "__name__", type(own).__name__)
-    if not is_keras(function) or name not in kernels.LOSSES:
+    is_own = hasattr(own, "fn") and not is_keras(type(own))  # a class that derives from Keras', and may do anything
+    if is_own or not is_keras(function) or name not in kernels.LOSSES:
         raise Obstacle(f"the loss is {name}")
     for key, known in OF_LOSSES.items():
         if settings.get(key, known[0]) not in known:
@@ -468,8 +511,9 @@ def _loss(model: Any, activation: str, kernels: Any) -> tuple[str, str, float]:
     if getattr(holder, "_user_loss_weights", None) is not None:
         raise Obstacle("the loss has weights")
     if name == "mean_squared_error" or settings.get("from_logits"):
-        if activation == "softmax":
-            raise Obstacle(f"the loss {name} takes the outputs of a softmax for other than probabilities")
+        is_sigmoid = name == "binary_crossentropy" and activation == "sigmoid"
+        if activation == "softmax" or is_sigmoid:
+            raise Obstacle(f"the loss {name} takes the outputs of a {activation} for other than probabilities")
         return name, activation, 0.5
     if activation == ("sigmoid" if name == "binary_crossentropy" else "softmax"):
         return name, "linear", 0.0  # Keras, too, then computes the loss from what goes into the activation
@@ -487,13 +531,28 @@ def _has_accuracy(model: Any, loss: str) -> bool:
     of_several = loss.startswith("binary") and model.output_shape[-1] > 1
     if set(names) - {"accuracy", "acc"} or (names and (loss == "mean_squared_error" or of_several)):
         raise Obstacle(f"the model measures {', '.join(dict.fromkeys(names))}")
+    chosen = [getattr(holder, name, None) for name in ("_user_metrics", "_user_weighted_metrics")]
+    for metric in tf.nest.flatten(chosen):
+        if metric not in (None, "accuracy", "acc") and not _is_plain(metric, loss):
+            raise Obstacle(f"the model measures {getattr(metric, 'name', metric)} by {type(metric).__name__}")
     return bool(names)
+
+
+def _is_plain(metric: Any, loss: str) -> bool:
+    """Check if a metric is the accuracy that Keras takes for the word beside a loss, with its usual settings."""
+    kind = "".join(word.title() for word in loss.partition(" ")[0].removesuffix("_crossentropy").split("_"))
+    settings = metric.get_config() if hasattr(metric, "get_config") else {}
+    return (
+        is_keras(type(metric)) and type(metric).__name__ == f"{kind}Accuracy" and settings.get("threshold", 0.5) == 0.5
+    )
 
 
 def _optimizer(own: Any, kernels: Any) -> str:
     name = type(own).__name__
     if name not in kernels.OPTIMIZERS or not is_keras(type(own)) or optimizers.plain(own) != [own]:
         raise Obstacle(f"the optimizer is {name}")
+    if callable(rate := optimizers.rate(own)) and not hasattr(rate, "get_config"):
+        raise Obstacle("the learning rate is a function without a step")
     for key, value in OF_OPTIMIZERS.items():
         if getattr(own, key, value) != value:
             raise Obstacle(f"the optimizer has {key} {getattr(own, key)}")

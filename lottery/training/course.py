@@ -243,7 +243,8 @@ class Course:
         The model is at its start again; for what is returned and raised, see `engines.difference`.
         """
         compiled = self.trainer.loop
-        limits = engines.limits(self.trainer.network)
+        network = self.trainer.network
+        limits, left_out = engines.limits(network), network.biases_without_effect
         num_steps = min(limits.num_compared, compiled.longest, self.last - self.first)
         states = []
         for engine, steps in (compiled, 0), (compiled, num_steps), (self.engine, num_steps):
@@ -254,7 +255,7 @@ class Course:
             states.append(engine.state())
         self._put_at_start()
         start, expected, received = states
-        return engines.difference(start, expected, received, num_steps, limits.difference)
+        return engines.difference(start, expected, received, num_steps, limits.difference, left_out)
 
     def _keep_for_budget(self) -> None:
         """Keep the best network up to the budget, if the first better network comes after it, and takes its place."""

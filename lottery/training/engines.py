@@ -151,8 +151,17 @@ def limits(network: Network) -> Limits:
     return OF_IMAGES if network.of_images else OF_VECTORS
 
 
-def difference(start: Weights, expected: Weights, received: Weights, num_steps: int, largest_share: float) -> float:
+def difference(
+    start: Weights,
+    expected: Weights,
+    received: Weights,
+    num_steps: int,
+    largest_share: float,
+    left_out: Collection[str] = (),
+) -> float:
     """Compute the largest difference of a weight, where the compiled loop and the sparse engine end.
+
+    Those `left_out` go any way, and need not agree.
 
     Raises:
         LotteryError: The training diverges, or the median difference of a variable, as a share of its median way from
@@ -165,7 +174,7 @@ def difference(start: Weights, expected: Weights, received: Weights, num_steps: 
         apart = abs(np.float64(value) - received[name])
         way = abs(np.float64(value) - start[name])
         moved = (apart > 0) | (way > 0)
-        if not moved.any():
+        if name in left_out or not moved.any():
             continue
         median, of_way = np.median(apart[moved]), np.median(way[moved])
         if not median <= largest_share * of_way:  # of NaN, too

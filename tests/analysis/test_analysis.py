@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from lottery import analysis, files, plots
+from lottery.analysis import curves
 from lottery.errors import LotteryError
 from lottery.figures.record import Analysis
 from lottery.report import page

@@ -161,7 +161,7 @@ def test_convolutions_in_double_precision(size, window, steps, padding, batch_si
         np.testing.assert_allclose(received[name], expected, atol=3e-5 * (1 + np.abs(expected).max()), err_msg=name)
 
 
-def trainer(library="keras", augment=(), **keys):
+def trainer(library="keras", augment=(), is_flat=False, **keys):
     keras = importlib.import_module(library)
     rng = np.random.default_rng(1)
     splits = images(rng, (12, 12, 3))
@@ -170,7 +170,10 @@ def trainer(library="keras", augment=(), **keys):
     x = keras.layers.BatchNormalization()(keras.layers.Conv2D(8, 3, padding="same", use_bias=False)(inputs))
     x = keras.layers.MaxPooling2D()(keras.layers.Activation("tanh")(x))
     x = keras.layers.Conv2D(8, 3, strides=2, padding="same", activation="softsign")(x)
-    model = compiled(keras, inputs, keras.layers.GlobalAveragePooling2D()(x))
+    x = keras.layers.GlobalAveragePooling2D()(x)
+    if is_flat:
+        x = keras.layers.Dense(8, "tanh")(keras.layers.Flatten()(inputs))
+    model = compiled(keras, inputs, x)
     settings_of = Train(**{"num_steps": 24, "batch_size": 20, "eval_every": 8, "engine": "sparse", "optimizer": "sgd",
                            "learning_rate": 0.01, "jit_compile": False} | keys)  # fmt: skip
     step = schedules.step_variable()
@@ -183,9 +186,10 @@ def masked(model, density=0.3):
     return {name: rng.random(value.shape) < density for name, value in weights.read(model).items()}
 
 
+@pytest.mark.parametrize("is_flat", [False, True])
 @pytest.mark.parametrize("augment", [(), ("crop", "flip"), ("flip",), ("crop",)])
-def test_images_are_augmented_as_by_the_compiled_loop(augment):
-    one = trainer(augment=augment)
+def test_images_are_augmented_as_by_the_compiled_loop(augment, is_flat):
+    one = trainer(augment=augment, is_flat=is_flat)
     start, kept = weights.read_state(one.model), masked(one.model)
     received, expected = trained_by_both(one, start, kept)
     for name, value in expected.weights.items():
@@ -222,5 +226,5 @@ def test_long_lists_are_divided_into_chunks(rng, monkeypatch):
     passes = packing.Packer(reading.read(model), 32)
     entries = {one.kernel: np.arange(np.prod(one.shape)) for one in passes.network.linear}
     entries |= {one.bias: np.arange(one.shape[-1]) for one in passes.network.linear}
-    scaled = packing.Scaled(np.zeros(891, np.float32), np.ones(891, np.float32), 0)
+    scaled = packing.Scaled(np.zeros(891, np.float32), np.ones(891, np.float32), 0, (9, 9, 11))
     assert passes.pack(entries, scaled).passes["chunks"].max() > 1
