@@ -23,7 +23,7 @@ from lottery.pruning import branches, criteria, fairness, mask_actions, rewindin
 from lottery.pruning.granularity import UNITS
 from lottery.pruning.settings import Prune, Rewind, implied_rounds
 from lottery.settings import MOST_REPLICATES, Natural, Section, is_given, one_of
-from lottery.training.settings import Train
+from lottery.training.settings import OF_COMPILING, Train
 
 ALL = "all"  # rounds get controls
 MOST_BYTES = 1_000_000  # of an experiment file
@@ -156,6 +156,14 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
 def dump(experiment: Experiment) -> str:
     """Write an experiment as TOML with every default; `load` reads the same experiment."""
     return tomli_w.dumps(experiment.model_dump(mode="json"))
+
+
+def as_tables(experiment: Experiment) -> dict[str, Any]:
+    """Return every value of an experiment as tables; how to compile the model only where the experiment says it."""
+    tables = experiment.model_dump(mode="json")
+    for key in OF_COMPILING - experiment.train.model_fields_set:
+        del tables["train"][key]
+    return tables
 
 
 def digest(experiment: Experiment) -> str:

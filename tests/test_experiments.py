@@ -17,6 +17,7 @@ from lottery import cli, config, data, masks
 from lottery.errors import LotteryError
 from lottery.pipeline import environment, presets
 from lottery.runs import verification
+from lottery.training.settings import OF_COMPILING
 from tests.conftest import quietly
 
 NAMES = list(presets.paths())
@@ -86,6 +87,15 @@ def test_a_smoke_test_shrinks_sizes_and_nothing_else(name):
     """Also of those that only `-m long` trains."""
     experiment = config.load(presets.named(name))
     check_shrunk(config.load(presets.smoke_test(experiment)[0]), experiment)
+
+
+def test_what_a_model_is_compiled_with_is_left_to_it():
+    """In a smoke test and a rehearsal too, only what the experiment says is set."""
+    own, said = config.load({"train": {"num_steps": 40}}), config.load({"train": {"drop_at": [20], "warmup_steps": 9}})
+    for tables in config.as_tables(own), presets.smoke_test(own)[0]:
+        assert not OF_COMPILING & tables["train"].keys() and config.load(tables).train.optimizer == "adam"
+    assert config.load(config.as_tables(said)) == said
+    assert {"drop_at", "warmup_steps"} <= presets.smoke_test(said)[0]["train"].keys()
 
 
 def check_shrunk(used, experiment):

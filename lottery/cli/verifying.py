@@ -1,6 +1,7 @@
 """The command verify: the checksums and invariants of a run, or of a ticket file."""
 
 import contextlib
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -73,8 +74,10 @@ def _verify_run(run: Path, again: Again) -> None:
     if stored < wanted:
         output.say(f"The run is incomplete: {stored} of {wanted} networks are stored.")
     with _recomputing(run, again) as recomputed:
-        results = [_told(*network) for network in verification.verify(run, recomputed)]
-    num_more = len(results) - stored  # branches that the experiment does not name, and siblings
+        checked = [(name, _told(name, wrong)) for name, wrong in verification.verify(run, recomputed)]
+    results = [is_wrong for _, is_wrong in checked]
+    # Branches that the experiment does not name, and siblings; but neither states on the way nor paths.
+    num_more = sum(not re.search(r", (step \d+$|path )", name) for name, _ in checked) - stored
     trained_again = ""
     if again.retrain and not any(results):  # what is damaged cannot be trained from
         trained_again, of_trained = _retrain(run, again)

@@ -142,10 +142,11 @@ def launch(
     """
     launched = _Launch(jobs, executor, on_event, copies or {})
     copier = LocalExecutor(copy) if copy else executor
-    stopped = False
+    stopped, signal = False, 0
     while True:
         # Nothing new begins, but the networks in training still report, each when its checkpoint is written.
-        if not stopped and (should_stop() or launched.disk_fails):
+        signal = signal or should_stop()
+        if not stopped and (signal or launched.disk_fails):
             stopped = True
             executor.cancel()
         while not stopped and (job := launched.next_job()):
@@ -157,7 +158,7 @@ def launch(
             launched.end(event, stopped)
         elif event is not None:
             on_event(event)
-    launched.raise_failure(should_stop())
+    launched.raise_failure(signal or should_stop())
 
 
 class _Launch:

@@ -20,6 +20,7 @@ from lottery.pruning.criteria import ScoreFunction
 from lottery.pruning.plan import Plan
 from lottery.pruning.schedules import Density
 from lottery.settings import COMPILED, GIVEN
+from lottery.training.settings import OF_COMPILING
 
 if TYPE_CHECKING:
     from lottery.enforcement.modes import Enforcement
@@ -39,6 +40,12 @@ class Ingredients:
     schedule: Density | None = None
     enforcement: "Enforcement | None" = None
     import_code: bool = False  # import the module of a network that the experiment names as "package.module:function"
+
+    @property
+    def have_objects(self) -> bool:
+        """Return True if anything is passed that no file can hold."""
+        passed = (self.model, self.data, self.criterion, self.schedule, self.enforcement)
+        return any(each is not None for each in passed)
 
     def have_own_model(self, experiment: config.Experiment) -> bool:
         """Return True if the model is the caller's, passed or named, and not one that comes with the package."""
@@ -118,7 +125,7 @@ def with_model(experiment: config.Experiment, model: Any, is_passed: bool) -> co
     if not is_compiled(model):
         return experiment
     settings = experiment.train
-    own = {"optimizer", "learning_rate", "warmup_steps", "drop_at"} & settings.model_fields_set
+    own = OF_COMPILING & settings.model_fields_set
     # The values that are set would have no effect, and a record would have them all the same.
     if own and settings.optimizer != COMPILED:
         raise LotteryError(

@@ -72,7 +72,7 @@ def smoke_test(experiment: config.Experiment) -> tuple[dict[str, Any], tuple[np.
     if dataset is None or not dataset.shape:
         known = ", ".join(name for name, dataset in DATASETS.items() if dataset.shape)
         raise LotteryError(f"--smoke makes data for {known}, not for data.name = {experiment.data.name!r}.")
-    tables = experiment.model_dump(mode="json")
+    tables = config.as_tables(experiment)
     train, prune, run = tables["train"], tables["prune"], tables["run"]
 
     def scaled(step: int) -> int:
@@ -82,10 +82,12 @@ def smoke_test(experiment: config.Experiment) -> tuple[dict[str, Any], tuple[np.
     tables["data"] |= {"path": "", "validation": VALIDATION, "num_examples": 0}
     tables["rewind"]["step"] = min(scaled(tables["rewind"]["step"]), NUM_STEPS - 1)
     drops: list[int] = []
-    for step in map(scaled, train["drop_at"]):  # as many as there were, where the steps allow it
+    for step in map(scaled, experiment.train.drop_at):  # as many as there were, where the steps allow it
         drops.append(max(step, drops[-1] + 1 if drops else 1))
-    train["drop_at"] = [step for step in drops if step < NUM_STEPS]
-    train |= {"warmup_steps": scaled(train["warmup_steps"]), "num_steps": NUM_STEPS, "eval_every": NUM_STEPS // 2}
+    steps = {"drop_at": [step for step in drops if step < NUM_STEPS]}
+    steps |= {"warmup_steps": scaled(experiment.train.warmup_steps)}
+    train |= {key: value for key, value in steps.items() if key in train}
+    train |= {"num_steps": NUM_STEPS, "eval_every": NUM_STEPS // 2}
     train["batch_size"] = min(train["batch_size"], BATCH_SIZE)
     prune["num_examples"] = min(prune["num_examples"], 2 * NUM_CLASSES)
     if prune["final_density"]:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lottery import interrupts, progress, randomness
 from lottery.errors import LotteryError
 from lottery.executors.scheduler import Job
@@ -23,6 +25,9 @@ from lottery.runs.stored import StoredRound, stored_rounds
 # How far an accuracy may be from the record on another processor: this, or so many standard deviations of the
 # other replicates, if that is more. A training that rounds otherwise ends in another network.
 APART, DEVIATIONS = 0.02, 4
+LOSS_APART = 0.1  # the same of a loss, where no accuracy is measured, as a fraction of the record
+# Of a record, what may differ though the network is the same.
+_OF_ITS_TRAINING = {"seconds", "sha256", "record_sha256", "engine_reason"}
 
 
 def verified(run: Path, ingredients: Ingredients, recompute: bool, num_retrained: int) -> list[tuple[str, list[str]]]:
@@ -67,12 +72,20 @@ def retrained(
             network = NetworkId(stored.replicate, stored.round, stored.branch)
             folder = store.round_path(copy, *network)
             shutil.rmtree(folder)
-            trainer.train(Job(copy, network))
+            try:
+                trainer.train(Job(copy, network))
+            except LotteryError as error:  # of which the copy is gone before anybody can look at it
+                raise LotteryError(str(error).replace(str(copy), str(run))) from None
             again = StoredRound(copy, *network)
             wrong = _apart(stored, again) if elsewhere else _other_bytes(stored, again)
             yield f"{stored.name}, trained again", wrong
+            # Other networks are made from what is stored, and not from what was trained again.
             shutil.rmtree(folder)
-            shutil.copytree(stored.folder, folder, copy_function=_linked)  # other networks are made from it
+            shutil.copytree(stored.folder, folder, copy_function=_linked)
+            for start in store.start_path(run, stored.replicate).parent.glob("*.safetensors"):
+                target = store.start_path(copy, stored.replicate).with_name(start.name)
+                target.unlink(missing_ok=True)
+                _linked(str(start), str(target))
 
 
 def rule(run: Path, num: int) -> str:
@@ -83,8 +96,9 @@ def rule(run: Path, num: int) -> str:
         return f"{networks} trained again: all their files have the same bytes."
     return (
         f"{networks} trained again: their accuracies at the early-stop step and at the end are within "
-        f"{100 * APART:g} points of the record, or {DEVIATIONS} standard deviations of the other replicates. Bits were "
-        f"not compared, because this machine has {' and '.join(elsewhere)}."
+        f"{100 * APART:g} points of the record (losses, where no accuracy is measured, within {100 * LOSS_APART:g} %), "
+        f"or {DEVIATIONS} standard deviations of the other replicates. Bits were not compared, because this machine "
+        f"has {' and '.join(elsewhere)}."
     )
 
 
@@ -104,32 +118,33 @@ def _linked(source: str, target: str) -> Any:
 
 def _other_bytes(stored: StoredRound, again: StoredRound) -> list[str]:
     recorded, found = stored.record["sha256"], again.record["sha256"]
-    names = [name for name in recorded if recorded[name] != found.get(name)]
-    if not names:
-        return []
-    steps = ""
-    if again.record["early_stop_step"] != stored.record["early_stop_step"]:
-        steps = f" Its early-stop step is {again.record['early_stop_step']}, not {stored.record['early_stop_step']}."
-    return [f"Other bytes are in {', '.join(names)}.{steps}"]
+    # Earlier versions stored fewer files, that of the early-stop step among them.
+    names = recorded.keys() | found.keys() if store.EARLY_STOP in recorded else recorded.keys()
+    wrong = [name for name in sorted(names) if recorded.get(name) != found.get(name)]
+    keys = (stored.record.keys() & again.record.keys()) - _OF_ITS_TRAINING
+    other = [key for key in sorted(keys) if stored.record[key] != again.record[key]]
+    sentences = [f"Other bytes are in {', '.join(wrong)}."] if wrong else []
+    return sentences + ([f"Its record has another {', '.join(other)}."] if other else [])
 
 
 def _apart(stored: StoredRound, again: StoredRound) -> list[str]:
     wrong = []
     for when, name in (("early_stop", "early-stop"), ("final", "final")):
-        key = f"{when}_test_accuracy"
-        recorded, found = stored.record[key], again.record[key]
-        if recorded is None or found is None:
-            continue
-        allowed = max(APART, DEVIATIONS * _deviation(stored, key))
-        if abs(recorded - found) > allowed:
+        key, kind, least = f"{when}_test_accuracy", "accuracy", APART
+        if stored.record[key] is None and again.record[key] is None:
+            key, kind = f"{when}_test_loss", "loss"
+            least = LOSS_APART * abs(stored.record[key])
+        recorded, found = (np.nan if value is None else value for value in (stored.record[key], again.record[key]))
+        allowed = max(least, DEVIATIONS * _deviation(stored, key))
+        if not abs(recorded - found) <= allowed:
             wrong.append(
-                f"The {name} test accuracy is {found:.4f}, recorded is {recorded:.4f}: more than {allowed:.4f} apart."
+                f"The {name} test {kind} is {found:.4f}, recorded is {recorded:.4f}: more than {allowed:.4f} apart."
             )
     return wrong
 
 
 def _deviation(stored: StoredRound, key: str) -> float:
-    """The standard deviation of an accuracy over the other replicates of a network; 0 if there are fewer than two."""
+    """The standard deviation of a number over the other replicates of a network; 0 if there are fewer than two."""
     values = [
         other.record[key]
         for other in stored_rounds(stored.run)

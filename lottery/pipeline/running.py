@@ -72,6 +72,8 @@ def _complete(
     """Train every network of a run that is not stored."""
     experiments = {path: experiment}
     if store.is_complete(path, experiment):
+        if prepared is None and ingredients.have_objects:  # which are compared with those of the run
+            open_run(session.stack, path, experiment, ingredients)
         check_complete(path, experiment)
         session = session.writing(experiments)  # it was killed after its last round, or run without
         session.note(f"{path} is complete.")

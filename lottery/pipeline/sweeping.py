@@ -90,10 +90,14 @@ def sweep(
     ingredients = Ingredients(import_code=import_code)
     with execution.started() as session:
         experiments = {}
+        # Before the first model is built, by which TensorFlow begins to compute: what a run of the grid has recorded.
+        likes = (environment.of_like_run(out, point.settings) for point in found)
+        like = next(filter(None, likes), {}) if any(ingredients.have_own_model(each.settings) for each in found) else {}
         for point in found:
             path, experiment = store.run_path(out, point.settings), point.settings
             if ingredients.have_own_model(experiment):  # its settings alone do not tell its run
-                environment.begin_threads(experiment)
+                onednn.begin(like)
+                environment.begin_threads(experiment, like.get("num_threads", 0))
                 path, prepared, compared = running.located(out, experiment, ingredients)
                 experiment = prepared.experiment
                 session.note(*compared)

@@ -62,6 +62,10 @@ def verify(run: Path, again: Recomputation | None = None) -> Iterator[tuple[str,
                 yield f"replicate {replicate}, {path.parent.name}", ["A round before it is missing or incomplete."]
             elif index > experiment.prune.num_rounds:
                 yield f"replicate {replicate}, {path.parent.name}", ["The experiment has no such round."]
+        for path in sorted(folder.glob("round-*/branch-*/round.json")):
+            if int(path.parents[1].name.removeprefix("round-")) not in complete:
+                where = f"{path.parents[1].name}, {path.parent.name.replace('-', ' ', 1)}"
+                yield f"replicate {replicate}, {where}", ["Its round is missing or incomplete."]
         dense, before = StoredRound(run, replicate, 0), None
         for index in complete[: experiment.prune.num_rounds + 1]:
             stored = StoredRound(run, replicate, index) if index else dense
@@ -211,7 +215,9 @@ def _wrong_curve(stored: StoredRound, curves: Curves) -> Iterator[str]:
 
 def _unlike(record: dict[str, Any], when: str, curves: Curves, step: int) -> Iterator[str]:
     """Yield each split with another loss or accuracy in the record than the curve has at a step."""
-    for split, short in (("validation", "val"), ("test", "test")):
+    # What was not trained has no curve of the training split.
+    trained = [("train", "train")] if when == "final" and step in curves["train"] else []
+    for split, short in (("validation", "val"), ("test", "test"), *trained):
         # A record has None for NaN, which JSON does not have; other numbers are written exactly.
         recorded = np.array([record[f"{when}_{short}_{what}"] for what in ("loss", "accuracy")], float)
         if not np.array_equal(recorded, curves[split][step], equal_nan=True):

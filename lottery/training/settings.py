@@ -15,6 +15,10 @@ OPTIMIZERS = (
 )  # fmt: skip
 
 
+# Keys that say how a model is compiled; a model that comes compiled leaves no room for them.
+OF_COMPILING = frozenset(("optimizer", "learning_rate", "warmup_steps", "drop_at"))
+
+
 class Train(Section):
     """One training run."""
 

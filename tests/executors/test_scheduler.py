@@ -147,6 +147,13 @@ def test_asked_to_stop():
     assert isinstance(stopped.value, KeyboardInterrupt)
 
 
+def test_a_request_to_stop_counts_though_it_is_made_once():
+    requests, planned = iter([2]), Planned(lambda running: running[0], 2, lambda job: True)
+    with pytest.raises(interrupts.Stopped) as stopped:
+        scheduler.launch(networks(3, 3), planned, should_stop=lambda: next(requests, 0))
+    assert stopped.value.signal == 2 and not planned.begun
+
+
 def test_one_that_was_stopped_alone_goes_on():
     answers = iter(["stopped", True, True])
     planned = Planned(lambda running: running[0], 1, lambda job: next(answers))

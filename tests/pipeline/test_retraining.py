@@ -1,8 +1,10 @@
 """Ten forgeries with right checksums, and what finds each: numbers computed again, or networks trained again."""
 
+import re
 import shutil
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -98,6 +100,51 @@ def test_bytes_are_compared_whatever_number_of_threads_tensorflow_would_take(for
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 1 and "trained again" in done.stdout, done
     assert "port.cc" not in done.stderr  # TensorFlow's greetings
+
+
+def test_records_are_compared_with_the_curve_and_with_those_of_networks_trained_again(forged):
+    path = forged(lambda path: None)
+    stored = StoredRound(path, 1, 2)
+    changed = {"final_train_loss": 9.0, "thresholds": dict.fromkeys(stored.record["thresholds"], 123.0)}
+    sha256 = {name: value for name, value in stored.record["sha256"].items() if name != "predictions.safetensors"}
+    store.write_record(stored.folder / "round.json", {**stored.record, **changed, "sha256": sha256})
+    assert found_plainly(path) == ["The record's final train loss and accuracy differ from the curve."]
+    (wrong,) = found_by_retraining(path, [StoredRound(path, 1, 2)]).values()
+    assert wrong == [
+        "Other bytes are in predictions.safetensors.",
+        "Its record has another final_train_loss, thresholds.",
+    ]
+
+
+def test_where_no_accuracy_is_measured_losses_are_compared(monkeypatch):
+    monkeypatch.setattr(retraining, "_deviation", lambda stored, key: 0.0)
+
+    def network(loss, accuracy=None):
+        measured = {"test_loss": loss, "test_accuracy": accuracy}
+        record = {f"{when}_{key}": value for when in ("early_stop", "final") for key, value in measured.items()}
+        return types.SimpleNamespace(record=record)
+
+    assert retraining._apart(network(2.0), network(2.19)) == []
+    assert len(retraining._apart(network(2.0), network(2.21))) == 2
+    assert len(retraining._apart(network(2.0, 0.9), network(2.0))) == 2  # an accuracy that is gone
+    assert len(retraining._apart(network(2.0), network(2.0, 0.9))) == 2
+    assert retraining._apart(network(2.0, 0.9), network(5.0, 0.91)) == []
+
+
+def test_a_branch_of_a_round_that_is_gone_is_no_stored_network(forged, lottery_command):
+    def without_its_round(path):
+        branch = next(stored for stored in stored_rounds(path) if stored.branch != store.TICKET)
+        (branch.folder.parent / "round.json").unlink()
+
+    done = lottery_command("verify", forged(without_its_round))
+    assert done.returncode == 1 and "Its round is missing or incomplete." in done.stdout
+
+
+def test_an_error_names_the_run_and_not_its_copy(run):
+    x, y = load_digits(return_X_y=True)
+    data = (x[:1000], y[:1000], x[1000:], y[1000:])
+    with pytest.raises(LotteryError, match=re.escape(f"those of {str(run.path)!r}")):
+        list(retraining.retrained(run.path, retraining.chosen(run.path, 1), Ingredients(data=data), quietly))
 
 
 def test_the_data_may_lie_in_another_file(tmp_path):

@@ -229,6 +229,26 @@ def test_a_complete_run_is_not_trained_again(small_run, monkeypatch):
     assert again.path == small_run.path and "complete" in events[-1].text
 
 
+def test_what_is_passed_with_the_folder_of_a_complete_run_is_compared(tmp_path):
+    arrays = toy_arrays(np.random.default_rng(3))
+    train = {"num_steps": 20, "eval_every": 10, "batch_size": 20, "jit_compile": False}
+    tables = {"name": "m", "data": {"validation": 40}, "train": train, "prune": {"num_rounds": 1}}
+    tables["run"] = {"num_replicates": 1}
+    run = lottery.run(tables, model=build_dropout, data=arrays, out=tmp_path, on_event=quietly)
+    assert lottery.run(run.path, model=build_dropout, data=arrays, on_event=quietly).path == run.path
+    with pytest.raises(LotteryError, match="The data differ"):
+        lottery.run(run.path, model=build_dropout, data=(arrays[0] + 1, *arrays[1:]), on_event=quietly)
+    other = small_network
+    with pytest.raises(LotteryError, match="The model or a function differs"):
+        lottery.run(run.path, model=other, data=arrays, on_event=quietly)
+
+
+def small_network():
+    import keras
+
+    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(3, "softmax")])
+
+
 def test_a_users_model_and_data(tmp_path):
     arrays = toy_arrays(np.random.default_rng(3))
     experiment = {
