@@ -145,7 +145,7 @@ def overlap(
     output.means(found.assign(of=overlaps.pairs(found)), keys, columns, count="pairs")
     output.say(
         "overlap: intersection over union of two masks, the mean over pairs.",
-        "chance: the overlap expected of random masks with the same density.",
+        "chance: the overlap expected of random masks with as many entries of each weight.",
     )
     if matched:
         output.say("Matched: after permuting hidden units so that the masks overlap most, and the same for chance.")

@@ -32,7 +32,8 @@ class Drawn:
         str,
         Option(
             metavar="INTERVAL",
-            help="Bars and bands: range (lowest to highest) or t (95 % interval of the mean; usual in paper style).",
+            help="For accuracy, speed, early_stop and classes: range (lowest to highest) or t (95 % interval of the "
+            "mean; usual in paper style).",
         ),
     ] = ""
     label: Annotated[

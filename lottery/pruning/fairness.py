@@ -66,4 +66,6 @@ def refusals() -> list[tuple[str, str]]:
     ways = [(f"rewind.mode={mode}", fair(mode)) for mode in rewinding.REWINDS]
     ways += [(f"prune.held_at={name}", fair("weights", held_at=name)) for name in mask_actions.MASK_ACTIONS]
     refused = {way: [name for name in BRANCHES if name not in allowed] for way, allowed in ways}
+    of_groups = "other prune.granularity than weight"
+    refused[of_groups] = [name for name, branch in BRANCHES.items() if branch.of_entries]
     return [(way, ", ".join(names)) for way, names in refused.items() if names]

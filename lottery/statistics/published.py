@@ -58,9 +58,10 @@ def compare(run: Path, against: str = "") -> tuple[list[dict[str, str]], list[st
     """
     experiment, known = store.read_experiment(run), files()
     if against:
-        path = config.shipped().get(against)
-        if path not in known.values():
-            raise unknown("--against", against, [path.stem for path in known.values()])
+        presets = {path.stem: path for path in known.values()}
+        if against not in presets:
+            raise unknown("--against", against, presets)
+        path = presets[against]
     elif experiment.name in known:
         path = known[experiment.name]
     else:
