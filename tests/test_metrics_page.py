@@ -155,7 +155,9 @@ def keys_written(function, name):
 
 def test_keys_of_the_environment_are_those_of_the_page(small_run):
     """`observed`, `units` and `cautions` are there in some runs only; other tests read them."""
-    keys = [key for key in documented("environment.json", "key", "files.md") if key not in ("observed", "units", "cautions")]
+    keys = [
+        key for key in documented("environment.json", "key", "files.md") if key not in ("observed", "units", "cautions")
+    ]
     assert keys == list(store.read_environment(small_run.path))
 
 
