@@ -28,27 +28,30 @@ def run(
 
     A person will judge the run by `tolerance`, so a test set that cannot resolve it is reported before training.
     """
-    if isinstance(source, str | Path) and Path(source).is_dir():
-        stored = Path(source)
+    stored = Path(source) if isinstance(source, str | Path) and Path(source).is_dir() else None
+    if stored:
         experiment = _of_stored(stored, overrides)
-        with execution.started() as session:
-            _complete(session, stored, experiment, ingredients, None, tolerance)
-        return stored
-    has_objects = ingredients.model is not None or ingredients.data is not None
-    experiment = config.load({} if source is None and has_objects else source, overrides)
-    experiment = with_functions(experiment, ingredients)
+    else:
+        has_objects = ingredients.model is not None or ingredients.data is not None
+        experiment = config.load({} if source is None and has_objects else source, overrides)
+        experiment = with_functions(experiment, ingredients)
     with execution.started() as session:
-        path = store.run_path(out, experiment)
-        prepared = None
-        if has_objects or ingredients.are_observed(experiment):
-            # These come first: TensorFlow is imported, and begins to compute, when the model is built.
-            like = environment.of_like_run(out, experiment)
-            onednn.begin(like, () if ingredients.model else [experiment.model.name])
-            environment.begin_threads(experiment, like.get("num_threads", 0))
-            path, prepared, compared = located(out, experiment, ingredients)
-            session.note(*compared)
-            experiment = prepared.experiment
-        _complete(session, path, experiment, ingredients, prepared, tolerance)
+        path, prepared = stored, None
+        if path is None:
+            path, experiment, prepared = _found(session, out, experiment, ingredients)
+        experiments = {path: experiment}
+        if store.is_complete(path, experiment):
+            if stored and ingredients.have_objects:  # which are compared with those of the run
+                open_run(session.stack, path, experiment, ingredients)
+            check_complete(path, experiment)
+            session = session.writing(experiments)  # it was killed after its last round, or run without
+            session.note(f"{path} is complete.")
+            return path
+        prepared = open_run(session.stack, path, experiment, ingredients, prepared=prepared)
+        session.note(*prepared.notes, *too_fine(prepared, tolerance), _size(path, experiment))
+        recipes = {path: worker.recipe(path, experiment, ingredients, execution.checkpoint_every)}
+        jobs = [job for job in dispatch.wanted(experiments) if not job.is_stored]
+        dispatch.carry_out(recipes, jobs, session.writing(experiments), {path: prepared})
     return path
 
 
@@ -61,28 +64,19 @@ def _of_stored(run: Path, overrides: Mapping[str, Any] | None) -> config.Experim
     return experiment
 
 
-def _complete(
-    session: Session,
-    path: Path,
-    experiment: config.Experiment,
-    ingredients: Ingredients,
-    prepared: Prepared | None,
-    tolerance: float | None,
-) -> None:
-    """Train every network of a run that is not stored."""
-    experiments = {path: experiment}
-    if store.is_complete(path, experiment):
-        if prepared is None and ingredients.have_objects:  # which are compared with those of the run
-            open_run(session.stack, path, experiment, ingredients)
-        check_complete(path, experiment)
-        session = session.writing(experiments)  # it was killed after its last round, or run without
-        session.note(f"{path} is complete.")
-        return
-    prepared = open_run(session.stack, path, experiment, ingredients, prepared=prepared)
-    session.note(*prepared.notes, *too_fine(prepared, tolerance), _size(path, experiment))
-    recipes = {path: worker.recipe(path, experiment, ingredients, session.execution.checkpoint_every)}
-    jobs = [job for job in dispatch.wanted(experiments) if not job.is_stored]
-    dispatch.carry_out(recipes, jobs, session.writing(experiments), {path: prepared})
+def _found(
+    session: Session, out: str | Path, experiment: config.Experiment, ingredients: Ingredients
+) -> tuple[Path, config.Experiment, Prepared | None]:
+    """Return the folder of an experiment's run, the experiment as the run has it, and the run if it was prepared."""
+    if ingredients.data is None and not ingredients.are_observed(experiment):
+        return store.run_path(out, experiment), experiment, None
+    # These come first: TensorFlow is imported, and begins to compute, when the model is built.
+    like = environment.of_like_run(out, experiment)
+    onednn.begin(like, () if ingredients.model else [experiment.model.name])
+    environment.begin_threads(experiment, like.get("num_threads", 0))
+    path, prepared, compared = located(out, experiment, ingredients)
+    session.note(*compared)
+    return path, prepared.experiment, prepared
 
 
 def _size(path: Path, experiment: config.Experiment) -> str:
