@@ -143,12 +143,12 @@ def mask_gradients(
 
 
 def masked(entries: Sequence[Held], gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-    """Set the gradients of masked entries to zero."""
-    by_variable = {id(entry.variable): entry for entry in entries}
+    """Set the gradients of masked entries to zero; variables may be Keras' own, or what a gradient tape has watched."""
+    by_variable = {id(weights.unwrapped(entry.variable)): entry for entry in entries}
     changed = list(gradients)
     for place, variable in enumerate(variables):
-        if id(variable) in by_variable:
-            changed[place] = by_variable[id(variable)].masked_gradient(gradients[place])
+        if entry := by_variable.get(id(weights.unwrapped(variable))):
+            changed[place] = entry.masked_gradient(gradients[place])
     return changed
 
 

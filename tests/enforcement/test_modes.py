@@ -8,7 +8,7 @@ import types
 import numpy as np
 import pytest
 
-from lottery import config, enforcement, masks, weights
+from lottery import config, enforcement, masks, pruning, weights
 from lottery.enforcement import tfmot
 from lottery.errors import LotteryError
 from lottery.models import networks
@@ -1161,3 +1161,30 @@ def test_a_mode_is_what_its_record_says(monkeypatch):
     with pytest.raises(LotteryError, match='must be "constraint", "gradient" or "callback" with .*, not "newest"'):
         preparing.prepare(several)
     assert str(preparing.prepare(config.load(tables)).trainer.network) == 'run.enforcement is "newest"'
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_gradients_are_masked_for_the_variables_that_a_tape_has_watched(library):
+    """Which are not Keras 3's own, but those of TensorFlow inside them."""
+    import tensorflow as tf
+
+    keras = importlib.import_module(library)
+    model = keras.Sequential([keras.layers.InputLayer((6,)), keras.layers.Dense(3)])
+    kept = pruning.prune(model, 0.8)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(model(tf.ones((4, 6))) ** 2)
+    watched = tape.watched_variables()
+    masked = enforcement.mask_gradients(model, kept, tape.gradient(loss, watched), watched)
+    (kernel,) = [np.asarray(each) for each in masked if each.shape == (6, 3)]
+    (mask,) = kept.values()
+    assert (kernel[~mask] == 0).all() and (kernel[mask] != 0).all()
+
+
+def test_a_callback_is_refused_where_tf_keras_tunes_the_steps_of_a_call():
+    import tf_keras
+
+    model = tf_keras.Sequential([tf_keras.layers.InputLayer((6,)), tf_keras.layers.Dense(3)])
+    kept = pruning.prune(model, 0.5)
+    model.compile("adam", "mse", steps_per_execution="auto")
+    with pytest.raises(LotteryError, match="steps_per_execution='auto'"):
+        model.fit(np.ones((8, 6)), np.ones((8, 3)), verbose=0, callbacks=[enforcement.EnforceMasks(kept, "callback")])
