@@ -1,7 +1,6 @@
 """The command verify: the checksums and invariants of a run, or of a ticket file."""
 
 import contextlib
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -76,8 +75,8 @@ def _verify_run(run: Path, again: Again) -> None:
     with _recomputing(run, again) as recomputed:
         checked = [(name, _told(name, wrong)) for name, wrong in verification.verify(run, recomputed)]
     results = [is_wrong for _, is_wrong in checked]
-    # Branches that the experiment does not name, and siblings; but neither states on the way nor paths.
-    num_more = sum(not re.search(r", (step \d+$|path )", name) for name, _ in checked) - stored
+    # Branches that the experiment does not name, and siblings.
+    num_more = sum(verification.is_network(name) for name, _ in checked) - stored
     trained_again = ""
     if again.retrain and not any(results):  # what is damaged cannot be trained from
         trained_again, of_trained = _retrain(run, again)

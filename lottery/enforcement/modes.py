@@ -227,9 +227,10 @@ def _refuse_several_steps(model: Any) -> None:
     # tf_keras 2.21 has a variable, and no public name for it; Keras 3.15 has a number.
     in_variable: Any = getattr(model, "_steps_per_execution", None)
     num_steps = getattr(model, "steps_per_execution", 1) if in_variable is None else in_variable.numpy()
-    if num_steps > 1 or getattr(model, "autotune_steps_per_execution", False):  # "auto" begins with 1, and grows
-        num_steps = num_steps if num_steps > 1 else "'auto'"
+    is_tuned = getattr(model, "autotune_steps_per_execution", False)  # "auto" begins with 1, and grows
+    if num_steps > 1 or is_tuned:
+        compiled_with = "'auto'" if is_tuned else num_steps
         raise LotteryError(
-            f"The model is compiled with steps_per_execution={num_steps}, and a callback cannot act between these "
+            f"The model is compiled with steps_per_execution={compiled_with}, and a callback cannot act between these "
             'steps; compile the model with 1, or use another mode, such as "constraint".'
         )

@@ -124,8 +124,9 @@ def spread(table: Table, by: Sequence[str], column: str, interval: str = "range"
     if interval == "t":
         lists = groups[column].agg(lambda values: values.dropna().tolist())[column]
         size = unit(table[column])
-        ends_of = [intervals.mean_interval(values, unit=size)[1:] if values else (0.0, 0.0) for values in lists]
-        found[["low", "high"]] = ends_of
+        found[["low", "high"]] = [
+            intervals.mean_interval(values, unit=size)[1:] if values else (0.0, 0.0) for values in lists
+        ]
     ends = found[["low", "high"]].astype(float)
     ends = ends.where(ends.abs() < float("inf"), found["mean"], axis=0)
     # The mean of equal values may be off by a unit in the last place.

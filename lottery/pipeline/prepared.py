@@ -42,7 +42,7 @@ class Ingredients:
     import_code: bool = False  # import the module of a network that the experiment names as "package.module:function"
 
     @property
-    def have_objects(self) -> bool:
+    def are_passed(self) -> bool:
         """Return True if anything is passed that no file can hold."""
         passed = (self.model, self.data, self.criterion, self.schedule, self.enforcement)
         return any(each is not None for each in passed)

@@ -47,10 +47,7 @@ def sentence(experiment: config.Experiment, import_code: bool = False) -> str:
 
     Raises `LotteryError` if the data are not there, or the network cannot be trained.
     """
-    tables = {
-        key: value for key, value in config.as_tables(experiment).items() if key in ("name", "data", "model", "train")
-    }
-    dense = tables | {"prune": {"num_rounds": 0}, "run": {"num_replicates": 1}}
+    dense = config.as_tables(experiment) | {"prune": {"num_rounds": 0}, "rewind": {}, "run": {"num_replicates": 1}}
     watch = _Watch()
     execution = Execution(on_event=watch.on_event, should_stop=watch.should_stop, tensorboard=False)
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(interrupts.Stopped):

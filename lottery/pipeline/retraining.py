@@ -15,6 +15,7 @@ import numpy as np
 from lottery import interrupts, progress, randomness
 from lottery.errors import LotteryError
 from lottery.executors.scheduler import Job
+from lottery.formatting import listed
 from lottery.pipeline import environment, onednn, recomputing, worker
 from lottery.pipeline.prepared import Ingredients
 from lottery.pruning import branches
@@ -26,8 +27,8 @@ from lottery.runs.stored import StoredRound, stored_rounds
 # other replicates, if that is more. A training that rounds otherwise ends in another network.
 APART, DEVIATIONS = 0.02, 4
 LOSS_APART = 0.1  # the same of a loss, where no accuracy is measured, as a fraction of the record
-# Of a record, what may differ though the network is the same.
-_OF_ITS_TRAINING = {"seconds", "sha256", "record_sha256", "engine_reason"}
+# What a record may say otherwise of the same network.
+_MAY_DIFFER = {"seconds", "sha256", "record_sha256", "engine_reason"}
 
 
 def verified(run: Path, ingredients: Ingredients, recompute: bool, num_retrained: int) -> list[tuple[str, list[str]]]:
@@ -79,13 +80,18 @@ def retrained(
             again = StoredRound(copy, *network)
             wrong = _apart(stored, again) if elsewhere else _other_bytes(stored, again)
             yield f"{stored.name}, trained again", wrong
-            # Other networks are made from what is stored, and not from what was trained again.
-            shutil.rmtree(folder)
-            shutil.copytree(stored.folder, folder, copy_function=_linked)
-            for start in store.start_path(run, stored.replicate).parent.glob("*.safetensors"):
-                target = store.start_path(copy, stored.replicate).with_name(start.name)
-                target.unlink(missing_ok=True)
-                _linked(str(start), str(target))
+            _put_back(stored, again)
+
+
+def _put_back(stored: StoredRound, again: StoredRound) -> None:
+    """Put what is stored in place of what was trained again: other networks are made from it."""
+    shutil.rmtree(again.folder)
+    shutil.copytree(stored.folder, again.folder, copy_function=_linked)
+    # The dense network writes the weights that its replicate rewinds to.
+    starts = store.start_path(again.run, again.replicate).parent
+    for path in store.start_path(stored.run, stored.replicate).parent.glob("*.safetensors"):
+        (starts / path.name).unlink(missing_ok=True)
+        _linked(str(path), str(starts / path.name))
 
 
 def rule(run: Path, num: int) -> str:
@@ -121,10 +127,14 @@ def _other_bytes(stored: StoredRound, again: StoredRound) -> list[str]:
     # Earlier versions stored fewer files, that of the early-stop step among them.
     names = recorded.keys() | found.keys() if store.EARLY_STOP in recorded else recorded.keys()
     wrong = [name for name in sorted(names) if recorded.get(name) != found.get(name)]
-    keys = (stored.record.keys() & again.record.keys()) - _OF_ITS_TRAINING
+    keys = (stored.record.keys() & again.record.keys()) - _MAY_DIFFER
     other = [key for key in sorted(keys) if stored.record[key] != again.record[key]]
-    sentences = [f"Other bytes are in {', '.join(wrong)}."] if wrong else []
-    return sentences + ([f"Its record has another {', '.join(other)}."] if other else [])
+    sentences = []
+    if wrong:
+        sentences.append(f"Other bytes are in {', '.join(wrong)}.")
+    if other:
+        sentences.append(f"Its record differs in {listed(other)}.")
+    return sentences
 
 
 def _apart(stored: StoredRound, again: StoredRound) -> list[str]:

@@ -30,7 +30,7 @@ def run(
     """
     stored = Path(source) if isinstance(source, str | Path) and Path(source).is_dir() else None
     if stored:
-        experiment = _of_stored(stored, overrides)
+        experiment = _stored_experiment(stored, overrides)
     else:
         has_objects = ingredients.model is not None or ingredients.data is not None
         experiment = config.load({} if source is None and has_objects else source, overrides)
@@ -41,7 +41,7 @@ def run(
             path, experiment, prepared = _found(session, out, experiment, ingredients)
         experiments = {path: experiment}
         if store.is_complete(path, experiment):
-            if stored and ingredients.have_objects:  # which are compared with those of the run
+            if stored and ingredients.are_passed:  # which are compared with those of the run
                 open_run(session.stack, path, experiment, ingredients)
             check_complete(path, experiment)
             session = session.writing(experiments)  # it was killed after its last round, or run without
@@ -55,7 +55,7 @@ def run(
     return path
 
 
-def _of_stored(run: Path, overrides: Mapping[str, Any] | None) -> config.Experiment:
+def _stored_experiment(run: Path, overrides: Mapping[str, Any] | None) -> config.Experiment:
     """Return the experiment of a run, which may have come from another machine."""
     experiment = store.read_experiment(run)
     if overrides:

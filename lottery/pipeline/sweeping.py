@@ -90,9 +90,7 @@ def sweep(
     ingredients = Ingredients(import_code=import_code)
     with execution.started() as session:
         experiments = {}
-        # Before the first model is built, by which TensorFlow begins to compute: what a run of the grid has recorded.
-        likes = (environment.of_like_run(out, point.settings) for point in found)
-        like = next(filter(None, likes), {}) if any(ingredients.have_own_model(each.settings) for each in found) else {}
+        like = _recorded(out, found, ingredients)  # before a model is built, by which TensorFlow begins to compute
         for point in found:
             path, experiment = store.run_path(out, point.settings), point.settings
             if ingredients.have_own_model(experiment):  # its settings alone do not tell its run
@@ -120,6 +118,16 @@ def sweep(
         dispatch.carry_out(recipes, missing, session.writing(experiments), copies=copies, copy=copy)
         session.writing({job.run: experiments[job.run] for job in copies})  # copied networks had no events
     return list(experiments)
+
+
+def _recorded(out: str | Path, found: Sequence[Point], ingredients: Ingredients) -> Mapping[str, Any]:
+    """Return what a run of the grid with a model of the user's own has recorded; nothing if none was begun."""
+    for point in found:
+        if ingredients.have_own_model(point.settings):
+            like = environment.of_like_run(out, point.settings)
+            if like:
+                return like
+    return {}
 
 
 def _open(

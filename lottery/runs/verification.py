@@ -80,6 +80,11 @@ def verify(run: Path, again: Recomputation | None = None) -> Iterator[tuple[str,
         yield "all networks", wrong
 
 
+def is_network(name: str) -> bool:
+    """Tell the name of a network, as `verify` yields it, from that of a path or of a state on the way."""
+    return ", path " not in name and ", step " not in name
+
+
 def _network(stored: StoredRound, wrong: Iterator[str], again: Recomputation | None) -> tuple[list[str], bool]:
     """Collect what is wrong with a network, and in its evaluations; False beside it if a file cannot be read."""
     found, readable = collected(wrong)

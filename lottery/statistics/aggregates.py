@@ -149,13 +149,11 @@ def notes(found: Table) -> list[str]:
         complete = _complete(part)
         num = min(map(len, complete.values()))
         for task, replicates in complete.items():
-            lacking = set(part.loc[part["task"] == task, "replicate"]) - set(replicates)
-            for rest, why in (
-                (lacking, "which lack a method"),
-                (replicates[num:], f"because another task has only {num}"),
-            ):
-                if rest:
-                    what = f"{ranges(rest, 'replicate')} of {task}"
+            incomplete = set(part.loc[part["task"] == task, "replicate"]) - set(replicates)
+            reasons = {"which lack a method": incomplete, f"because another task has only {num}": replicates[num:]}
+            for why, left_out in reasons.items():
+                if left_out:
+                    what = f"{ranges(left_out, 'replicate')} of {task}"
                     sentences[what] = f"Left out: {what}, {why}."
     return list(sentences.values())
 

@@ -142,8 +142,8 @@ def left_out(tables: Mapping[str, Table], found: Table, within: float = WITHIN) 
             continue
         other = "any other run" if name == first else first
         what = f"{ranges(absent, 'round')} of {name}"
-        near = f"a density within {100 * within:g} % in {other}"
-        sentences.append(f"Not compared: {what}, without {near} that is not nearer to another round.")
+        why = f"no round that is left in {other} has a density within {100 * within:g} %"
+        sentences.append(f"Not compared: {what}, because {why}.")
         if not own - {0} and name != first:
             sentences.append(f"Only the dense networks of {name} are compared.")
     return sentences

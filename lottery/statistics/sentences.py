@@ -63,7 +63,7 @@ def _found(judgement: Judgement) -> Headline:
             f"{percent(most_frequent)} of them. Check the loss, the learning rate and the labels."
         )
         return Headline(text, BAD)
-    if judgement.shown.get(WINNING) or judgement.shown[MATCHING]:
+    if judgement.is_winning or judgement.shown[MATCHING]:
         return _shown(judgement)
     if rounds["replicates"].max() == 1:
         return Headline(_of_one_replicate(rounds, rule), OPEN)
@@ -123,7 +123,8 @@ def _shown(judgement: Judgement) -> Headline:
 
 def _clearest(judgement: Judgement, shown: dict[str, Any]) -> dict[str, Any]:
     """Choose the ticket that the numbers are about: the sparsest that beats dense for certain, or the one shown."""
-    rounds, words = judgement.rounds, (WINNING,) if judgement.shown.get(WINNING) else (WINNING, MATCHING)
+    rounds = judgement.rounds
+    words = (WINNING,) if judgement.is_winning else (WINNING, MATCHING)
     rounds = rounds[(rounds["round"] <= shown["round"]) & rounds["verdict"].isin(words)]
     is_better = [verdicts.lower_bound(judgement, line) > 0 for line in rounds.to_dict("records")]
     return verdicts.sparsest(rounds[is_better]) or shown
@@ -132,7 +133,7 @@ def _clearest(judgement: Judgement, shown: dict[str, Any]) -> dict[str, Any]:
 def _gain(judgement: Judgement, line: Mapping[str, Any]) -> str:
     """Say how far a ticket is from dense, and at least, as `verdicts.lower_bound` finds it."""
     metric, rule = judgement.metric, judgement.rule
-    gain = line["budget_mean"] if judgement.shown.get(WINNING) else line["mean"]
+    gain = line["budget_mean"] if judgement.is_winning else line["mean"]
     mean, bound = metric.in_words(gain, verdicts.lower_bound(judgement, line))
     is_same = _is_zero(mean)
     unit = " points" if is_same and not metric.is_loss else ""
@@ -186,7 +187,9 @@ def _over_controls(judgement: Judgement, ticket: Mapping[str, Any]) -> list[str]
 def _nearest(rounds: Table, rule: Rule) -> Headline:
     undecided, single = rounds[rounds["verdict"] == CANNOT_TELL], rounds[rounds["verdict"].isin((WINNING, MATCHING))]
     if len(single):
-        best = _in_words(_as_judged(verdicts.sparsest(single) or {}), rule)
+        sparsest = verdicts.sparsest(single)
+        assert sparsest is not None
+        best = _in_words(_as_judged(sparsest), rule)
         unsure = f"{_too_few(rounds['replicates'].max())} for all {len(rounds)} rounds at once"
         text = f"No {rule.word} ticket is shown: {unsure}. The sparsest ticket that is {MATCHING} by itself has {best}."
         return Headline(text, OPEN)
@@ -206,8 +209,9 @@ def _nearest(rounds: Table, rule: Rule) -> Headline:
 
 def _as_judged(line: Mapping[str, Any]) -> dict[str, Any]:
     """Return a line of `verdicts.judged` with the interval that its verdict is of."""
-    budget = {end: line[f"budget_{end}"] for end in ("mean", "low", "high")} if line["verdict"] == WINNING else {}
-    return {**line, **budget}
+    if line["verdict"] != WINNING:
+        return dict(line)
+    return {**line, **{end: line[f"budget_{end}"] for end in ("mean", "low", "high")}}
 
 
 def _too_few(num: float) -> str:

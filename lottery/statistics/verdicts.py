@@ -127,6 +127,11 @@ class Judgement:
         return {word: smallest_shown(self.rounds, self.rule, p) for word, p in p_values.items()}
 
     @property
+    def is_winning(self) -> bool:
+        """True if winning tickets are shown, so that the run is summed up by what tickets reach within the budget."""
+        return bool(self.shown.get(WINNING))
+
+    @property
     def controls(self) -> list[str]:
         """The branches that are compared with the ticket, in the order of the table."""
         return controls(self.rows)
@@ -254,14 +259,13 @@ def judged(rows: Table, rule: Rule = DEFAULT) -> Table:
     budgets = _by_round(rows, rule, rule.metric.budget) if can_win else {}
     steps = _by_round(rows, rule, "early_stop_step", spacing=rule.margin) if can_win else {}
     finals, special = _by_round(rows, rule, rule.metric.final), _special(rows, rule)
-    tickets, shares = of_tickets(rows), speed(rows)
+    tickets, speeds = of_tickets(rows), _mean_speeds(rows)
     censored = set(tickets[tickets["early_stop_step"] == rule.last_step]["round"])
     lines = []
     for number, line in _by_round(rows, rule, rule.metric.early_stop).items():
         line = _NOT_KNOWN | line | special.get(number, {})
         line["verdict"] = rule.verdict(line["low"], line["high"])
-        trained = tickets.loc[tickets["round"] == number, "replicate"]
-        line["speed"] = shares.loc[trained, number].mean(skipna=False) if number in shares else math.nan
+        line["speed"] = speeds.get(number, math.nan)
         line["matching_p"] = rule.p_value(line, rule.bound)
         line["better_p"] = rule.p_value(line, 0)
         if line["verdict"] == CANNOT_TELL and math.isfinite(line["low"]):
@@ -353,6 +357,16 @@ def speed(rows: Table) -> Table:
     return steps.drop(columns=0).div(steps[0].where(steps[0] > 0), axis=0)
 
 
+def _mean_speeds(rows: Table) -> dict[int, float]:
+    """Average `speed` over the replicates that have a round; NaN if one of these never reaches the loss."""
+    shares, tickets = speed(rows), of_tickets(rows)
+    means = {}
+    for number in shares:
+        trained = tickets.loc[tickets["round"] == number, "replicate"]
+        means[number] = float(shares.loc[trained, number].mean(skipna=False))
+    return means
+
+
 def lower_bound(judgement: Judgement, line: Mapping[str, Any]) -> float:
     """Bound from below the gain of a round that was chosen, so that the bounds of all rounds hold at once.
 
@@ -360,7 +374,7 @@ def lower_bound(judgement: Judgement, line: Mapping[str, Any]) -> float:
     error is divided by the number of rounds. A round that `smallest_shown` has found loses at most the tolerance.
     """
     rule, num = judgement.rule, len(judgement.rounds)
-    measure = rule.metric.budget if judgement.shown.get(WINNING) else rule.metric.early_stop
+    measure = rule.metric.budget if judgement.is_winning else rule.metric.early_stop
     # The round was chosen by these very differences, so that its own interval would be too narrow.
     found = differences(judgement.scores, measure, confidence=1 - (1 - rule.confidence) / num)
     low = float(found.set_index("round").loc[line["round"], "low"])

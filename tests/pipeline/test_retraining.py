@@ -113,7 +113,7 @@ def test_records_are_compared_with_the_curve_and_with_those_of_networks_trained_
     (wrong,) = found_by_retraining(path, [StoredRound(path, 1, 2)]).values()
     assert wrong == [
         "Other bytes are in predictions.safetensors.",
-        "Its record has another final_train_loss, thresholds.",
+        "Its record differs in final_train_loss and thresholds.",
     ]
 
 
