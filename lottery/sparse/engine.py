@@ -18,7 +18,7 @@ Logs = Mapping[str, float]
 Crops = Callable[[int], np.ndarray]
 
 
-_NONE = np.zeros(0, np.int64)
+_NO_CLASSES = np.zeros(0, np.int64)
 
 
 class Engine:
@@ -128,11 +128,11 @@ class Engine:
         decay = rates * np.float32(own.weight_decay or 0)
         columns = [decay, *self._optimizer.numbers(own, rates, counts.astype(np.float32))]
         numbers = np.column_stack([np.broadcast_to(np.float32(column), len(positions)) for column in columns])
-        sums = np.append(self._sums.numpy() if before else np.zeros(2), 0)
+        sums = self._sums.numpy() if before else np.zeros(2)
         self._compute("train", kernels.Batches(positions, self._drawn(len(positions)), numbers), sums)
-        self._sums.assign(sums[:2])
+        self._sums.assign(sums)
         self._step += len(positions)
-        return self._logs(*(sums[:2] / (before + len(positions))))
+        return self._logs(*(sums / (before + len(positions))))
 
     def classes(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Return label and class of each test example; None where the accuracy is not that of one class for each."""
@@ -146,17 +146,21 @@ class Engine:
         positions = np.full((-(-num // num_lanes), num_lanes), -1, np.int32)
         positions.reshape(-1)[:num] = np.arange(num)
         batches = kernels.Batches(positions, _no_crops((), 0)(len(positions)), np.empty((0, 1), np.float32))
-        sums, classes = np.zeros(3), np.zeros(num, np.int64)
-        self._compute(part, batches, sums, classes)
-        loss, right, penalty = sums
+        sums, classes = np.zeros(2), np.zeros(num, np.int64)
+        penalty = self._compute(part, batches, sums, classes)
+        loss, right = sums
         return self._logs(loss / num + penalty, right / num), classes
 
-    def _compute(self, part: str, batches: kernels.Batches, sums: np.ndarray, classes: np.ndarray = _NONE) -> None:
-        kernels.compute(self._layout, self._memory, self._state, self._splits[part], batches, sums, classes)
+    def _compute(
+        self, part: str, batches: kernels.Batches, sums: np.ndarray, classes: np.ndarray = _NO_CLASSES
+    ) -> float:
+        return kernels.compute(self._layout, self._memory, self._state, self._splits[part], batches, sums, classes)
 
     def _logs(self, loss: float, accuracy: float) -> Logs:
-        logs = {"loss": float(loss), "accuracy": float(accuracy)}
-        return logs if self.network.has_accuracy else {"loss": logs["loss"]}
+        logs = {"loss": float(loss)}
+        if self.network.has_accuracy:
+            logs["accuracy"] = float(accuracy)
+        return logs
 
     @property
     def _normalisations(self) -> list[Normalisation]:

@@ -1113,6 +1113,29 @@ def _on_channel(
         _normalisation_backward(layout, memory, operation, block, channel)
 
 
+class Part(NamedTuple):
+    """Some blocks of examples, and some channels of an operation's source."""
+
+    first: int  # block
+    last: int
+    channel: int
+    last_channel: int
+
+
+@_inlined
+def _operate(
+    layout: Any, memory: Any, state: Any, number: int, part: Any, num: int, is_training: Any, is_forward: Any
+) -> None:
+    """Do an operation on a part of a batch, forward or backward."""
+    operation = layout.operations[number]
+    if operation.kind == LINEAR:  # whose channels are never divided
+        _linear(layout, memory, state.parameters, operation, part.first, part.last, is_forward)
+    else:
+        for block in range(part.first, part.last):
+            for channel in range(part.channel, part.last_channel):
+                _on_channel(layout, memory, state, number, block, channel, num, is_training, is_forward)
+
+
 @_compiled
 def _in_turn(first: int, last: int, is_forward: Any) -> Any:
     return range(first, last, 1) if is_forward else range(last - 1, first - 1, -1)
@@ -1128,15 +1151,10 @@ def _propagate(layout: Any, memory: Any, state: Any, num: int, is_training: Any,
             last = min(first + size, num_blocks)
             for run in _in_turn(begin, end, is_forward):
                 first_operation, last_operation, num_channels, at_once = layout.runs[run]
-                for first_channel in range(0, num_channels, at_once):
+                for channel in range(0, num_channels, at_once):
+                    part = Part(first, last, channel, channel + at_once)
                     for number in _in_turn(first_operation, last_operation, is_forward):
-                        operation = layout.operations[number]
-                        if operation.kind == LINEAR:
-                            _linear(layout, memory, state.parameters, operation, first, last, is_forward)
-                            continue
-                        for block in range(first, last):
-                            for channel in range(first_channel, first_channel + at_once):
-                                _on_channel(layout, memory, state, number, block, channel, num, is_training, is_forward)
+                        _operate(layout, memory, state, number, part, num, is_training, is_forward)
 
 
 @_compiled
@@ -1195,14 +1213,14 @@ def _write_classes(layout: Any, memory: Any, positions: Any, num: int, classes: 
 
 
 @_compiled_once
-def compute(layout: Any, memory: Any, state: Any, examples: Any, batches: Any, sums: Any, classes: Any) -> None:
-    """Take steps, which change the state, or evaluate; one function, as numba would compile all others twice for two.
+def compute(layout: Any, memory: Any, state: Any, examples: Any, batches: Any, sums: Any, classes: Any) -> float:
+    """Take steps, which change the state, or evaluate; for two functions, numba would compile all that they call twice.
 
-    The mean loss and the accuracy of each step are added to `sums`, float64, one after the other: the sums of two calls
-    would round in another way than those of one. An evaluation adds the sums over its examples, and writes the highest
-    output of each to `classes`; the third of `sums` is what the regularisers add.
+    The mean loss and the accuracy of each step are added to the two `sums`, float64, one after the other: the sums of
+    two calls would round in another way than those of one. An evaluation adds the sums over its examples, and writes
+    the highest output of each to `classes`; it returns what the regularisers add to the loss.
     """
-    is_training = len(batches.numbers) > 0
+    is_training, penalty = len(batches.numbers) > 0, 0.0
     for step in range(len(batches.positions)):
         positions = batches.positions[step]
         num = np.sum(positions >= 0)
@@ -1212,13 +1230,15 @@ def compute(layout: Any, memory: Any, state: Any, examples: Any, batches: Any, s
         _propagate(layout, memory, state, num, is_training, _YES)
         loss, right = _loss(layout, memory, num)
         _set(memory.gradients, _0)
-        if not is_training:
+        if is_training:
+            _propagate(layout, memory, state, num, is_training, _NO)
+        penalty = _penalty(layout, state.parameters, memory.gradients)
+        if is_training:
+            sums[0] += loss / num + penalty
+            sums[1] += right / num
+            _update(layout, memory, state, batches.numbers[step])
+        else:
             sums[0] += loss
             sums[1] += right
-            sums[2] = _penalty(layout, state.parameters, memory.gradients)
             _write_classes(layout, memory, positions, num, classes)
-            continue
-        _propagate(layout, memory, state, num, is_training, _NO)
-        sums[0] += loss / num + _penalty(layout, state.parameters, memory.gradients)
-        sums[1] += right / num
-        _update(layout, memory, state, batches.numbers[step])
+    return penalty

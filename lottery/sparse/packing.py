@@ -193,7 +193,7 @@ class _Packing:
                     described[role] += len(packer.places)
             elif isinstance(operation, Padding):
                 described["target"] = len(tensors)
-                tensors.append(self._inside(operation))
+                tensors.append(_inside(operation, tensors))
         arrays = {name: np.concatenate([*parts, np.zeros(0, np.int64)]) for name, parts in self.arrays.items()}
         features, targets = self._inputs()
         phases, runs = self._order()
@@ -235,12 +235,6 @@ class _Packing:
                 **{name: length * WIDTH for name, length in lengths.items()},
             }  # fmt: skip
 
-    def _inside(self, operation: Padding) -> dict[str, int]:
-        """Describe the image inside a padded one; padding is an activation that writes there and changes nothing."""
-        image, padded = ([*self._tensors(False)][number] for number in (operation.source, operation.target))
-        (top, left), size = operation.before, {"height": image["height"], "width": image["width"]}
-        return {**padded, **size, "start": padded["start"] + top * padded["row"] + left * WIDTH}
-
     def _order(self) -> tuple[np.ndarray, np.ndarray]:
         """Divide the operations into phases, and phases into runs; see `kernels.Layout`.
 
@@ -268,14 +262,18 @@ class _Packing:
     def _operation(self, number: int) -> dict[str, int]:
         """Describe an operation by numbers."""
         operation = self.network.operations[number]
+        # Padding is an activation that changes nothing, and writes into an image inside another.
+        kind = Activation if isinstance(operation, Padding) else type(operation)
         described = {
-            "kind": kernels.KINDS.index("Activation" if isinstance(operation, Padding) else type(operation).__name__),
-            "source": operation.source, "target": operation.target, "other": getattr(operation, "other", -1),
+            "kind": kernels.KINDS.index(kind.__name__), "source": operation.source, "target": operation.target,
+            "other": getattr(operation, "other", -1),
         }  # fmt: skip
         if isinstance(operation, Linear):
             described |= self._linear(operation, self.packer.wide[number])
-        elif isinstance(operation, (Activation, Padding)):
-            described |= {"function": [*kernels.ACTIVATIONS].index(getattr(operation, "name", "linear"))}
+        elif isinstance(operation, Activation):
+            described |= {"function": [*kernels.ACTIVATIONS].index(operation.name)}
+        elif isinstance(operation, Padding):
+            described |= {"function": [*kernels.ACTIVATIONS].index("linear")}
         elif isinstance(operation, (Moments, Normalisation)):
             described |= {
                 "gamma": self._at(operation.gamma), "beta": self._at(operation.beta), "channel": self.num_channels,
@@ -460,6 +458,14 @@ class _Packing:
             if layer.l1 or layer.l2
         ]
         return np.array(found, np.float64).reshape(-1, 4)
+
+
+def _inside(padding: Padding, tensors: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """Describe the image inside a padded one."""
+    image, padded = tensors[padding.source], tensors[padding.target]
+    top, left = padding.before
+    start = padded["start"] + top * padded["row"] + left * WIDTH
+    return {**padded, "start": start, "height": image["height"], "width": image["width"]}
 
 
 def _flat(entries: np.ndarray, shape: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

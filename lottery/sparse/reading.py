@@ -219,7 +219,7 @@ def calls(model: Any) -> list[graph.LayerCall]:
             raise Obstacle(f"{weights.plain_name(layer)} is a layer of type {type(layer).__name__}")
         if any(layer is other for other in layers):
             raise Obstacle(f"{weights.plain_name(layer)} is called more than once")
-        if why := _unusual(call):
+        if why := _obstacle(call):
             raise Obstacle(f"{weights.plain_name(layer)} {why}")
         layers.append(layer)
     if not any(type(layer).__name__ == "Dense" or hasattr(layer, "kernel_size") for layer in layers):
@@ -227,8 +227,8 @@ def calls(model: Any) -> list[graph.LayerCall]:
     return found
 
 
-def _unusual(call: graph.LayerCall) -> str:
-    """Say what a layer of any class has that changes what it computes, or what is trained; empty if nothing does."""
+def _obstacle(call: graph.LayerCall) -> str:
+    """Say what a layer of any class may have that the engine does not compute; empty if it has none of it."""
     layer = call.layer
     if not call.inputs:
         return ""
@@ -240,7 +240,7 @@ def _unusual(call: graph.LayerCall) -> str:
         return "has channels first"
     if getattr(layer, "activity_regularizer", None) is not None:
         return "has a regulariser of its outputs"
-    # What a variable has counts, whatever the layer says (Keras 3.15, tf_keras 2.21).
+    # Keras 3 (3.15) and tf_keras (2.21) ask the variable, whatever the layer says.
     if any(getattr(variable, "constraint", None) is not None for variable in layer.variables):
         return "has a constraint"
     # Of tf_keras: the losses of regularisers, which are made with the variables, and of `add_loss`.
@@ -358,13 +358,11 @@ def _convolution(reader: _Reader, call: graph.LayerCall, shape: tuple[int, ...])
 
 
 def _weights(layer: Any, reader: _Reader, kernel: Any, word: str) -> dict[str, Any]:
-    own = getattr(kernel, "regularizer", getattr(layer, f"{word}_regularizer"))  # that of the variable in Keras 3
-    others = getattr(layer, f"{word}_constraint"), layer.bias_constraint, layer.bias_regularizer
-    why = ""
-    if not _is_trained(layer) or len(layer.variables) != 1 + layer.use_bias:
+    own, why = _regulariser(layer, kernel, word), ""
+    if not len(layer.variables) == len(layer.trainable_variables) == 1 + layer.use_bias:
         why = "is frozen, or has other variables"
-    elif any(part is not None for part in (*others, getattr(layer.bias, "regularizer", None))):
-        why = "has a constraint, or a regulariser of its bias"
+    elif _regulariser(layer, layer.bias, "bias") is not None:
+        why = "has a regulariser of its bias"
     elif own is not None and not (is_keras(type(own)) and type(own).__name__ in ("L1", "L2", "L1L2")):
         why = f"has the regulariser {type(own).__name__}"
     if why:
@@ -379,10 +377,9 @@ def _weights(layer: Any, reader: _Reader, kernel: Any, word: str) -> dict[str, A
     }
 
 
-def _is_trained(layer: Any) -> bool:
-    """Check that neither a layer nor one of its weights is frozen."""
-    statistics = {id(getattr(layer, name, None)) for name in ("moving_mean", "moving_variance")}
-    return layer.trainable and all(one.trainable for one in layer.variables if id(one) not in statistics)
+def _regulariser(layer: Any, variable: Any, word: str) -> Any:
+    """Return the regulariser of a variable: Keras 3 (3.15) asks the variable, tf_keras (2.21) the layer."""
+    return getattr(variable, "regularizer", getattr(layer, f"{word}_regularizer", None))
 
 
 def _check_precision(layer: Any) -> None:
@@ -414,17 +411,14 @@ def _activation(reader: _Reader, call: graph.LayerCall, shape: tuple[int, ...]) 
 def _normalisation(reader: _Reader, call: graph.LayerCall, shape: tuple[int, ...]) -> int:
     layer = call.layer
     axis = layer.axis[0] if isinstance(layer.axis, (list, tuple)) else layer.axis
-    settings = ("beta_regularizer", "gamma_regularizer", "beta_constraint", "gamma_constraint")
     why = ""
     if axis not in (-1, len(shape)):
         why = "normalises along another axis than the last"
-    elif not _is_trained(layer):
+    elif len(layer.trainable_variables) != layer.scale + layer.center:
         why = "is frozen"
     elif getattr(layer, "renorm", False) or getattr(layer, "virtual_batch_size", None):
         why = "renormalises, or divides the batch"
-    elif any(getattr(layer, setting, None) is not None for setting in settings):
-        why = "has a constraint or a regulariser"
-    elif any(getattr(variable, "regularizer", None) is not None for variable in layer.variables):
+    elif any(_regulariser(layer, getattr(layer, word), word) is not None for word in ("gamma", "beta")):
         why = "has a regulariser"
     if why:
         raise Obstacle(f"{weights.plain_name(layer)} {why}")
@@ -540,11 +534,10 @@ def _has_accuracy(model: Any, loss: str) -> bool:
 
 def _is_plain(metric: Any, loss: str) -> bool:
     """Check if a metric is the accuracy that Keras takes for the word beside a loss, with its usual settings."""
-    kind = "".join(word.title() for word in loss.partition(" ")[0].removesuffix("_crossentropy").split("_"))
-    settings = metric.get_config() if hasattr(metric, "get_config") else {}
-    return (
-        is_keras(type(metric)) and type(metric).__name__ == f"{kind}Accuracy" and settings.get("threshold", 0.5) == 0.5
-    )
+    kind = loss.partition(" ")[0].removesuffix("_crossentropy").title().replace("_", "")
+    if not is_keras(type(metric)) or type(metric).__name__ != f"{kind}Accuracy":
+        return False
+    return metric.get_config().get("threshold", 0.5) == 0.5
 
 
 def _optimizer(own: Any, kernels: Any) -> str:

@@ -314,7 +314,7 @@ OBSTACLES = {
     ),
     "has the activation <lambda>": built(lambda keras: keras.layers.Dense(4, lambda x: x * x), last),
     "has a constraint": built(lambda keras: keras.layers.Dense(4, kernel_constraint="non_neg"), last),
-    "or a regulariser of its bias": built(lambda keras: keras.layers.Dense(4, bias_regularizer="l2"), last),
+    "has a regulariser of its bias": built(lambda keras: keras.layers.Dense(4, bias_regularizer="l2"), last),
     "is frozen": built(lambda keras: keras.layers.Dense(4, trainable=False), last),
     "takes inputs of 2 dimensions": built(
         lambda keras: keras.layers.Reshape((2, 3)),
@@ -362,7 +362,7 @@ def test_what_variables_have_counts_and_not_what_layers_say():
     assert reading.read(kept).linear[0].l2 == pytest.approx(0.2)
     for changed, why in (
         (lambda layer: setattr(layer.kernel, "constraint", keras.constraints.MaxNorm(1)), "has a constraint"),
-        (lambda layer: setattr(layer.bias, "regularizer", keras.regularizers.L2(1)), "or a regulariser of its bias"),
+        (lambda layer: setattr(layer.bias, "regularizer", keras.regularizers.L2(1)), "has a regulariser of its bias"),
         (lambda layer: setattr(layer.bias, "trainable", False), "is frozen"),
     ):
         other = model()
