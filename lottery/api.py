@@ -190,7 +190,7 @@ class Run:
             return f"{path}<p>No round is complete yet.</p>"
         judgement = verdicts.of_run(self.path, rows)
         head = sentences.headline(judgement)
-        points = results.summary(rows, judgement.rule.last_step)
+        points = results.summary(rows)
         parts = [f"<p><b style='color: {grids.COLOURS[head.tone]}'>{html.escape(head.text)}</b></p>", path]
         if (points["branch"] == store.TICKET).any():
             parts.append(grids.html(tables.rounds(judgement, points, short=True)))

@@ -252,6 +252,10 @@ def merged(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str,
         inner = dict(merged[section]) if isinstance(merged.get(section), Mapping) else {}
         if section == "data" and {"name", "path"} & set(values):
             inner.pop("num_examples", None)  # it is of the data that are replaced
+            inner.pop("fingerprint", None)
+        before = inner.get("name", Data().name)
+        if section == "data" and values.get("name", before) != before:
+            inner.pop("path", None)  # the file of the data that are replaced
         if section == "prune":
             if {"densities", "n_of_m"} & set(values):  # they replace the other keys of rounds and rates
                 inner = {key: value for key, value in inner.items() if key not in ("num_rounds", "rates", "rate")}

@@ -16,6 +16,7 @@ from lottery import files, randomness
 from lottery.errors import LotteryError
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
+VALIDATION = ("x_validation", "y_validation")
 MNIST1D_EXAMPLES = 5000  # for training, as many as the authors generate
 # Of the arrays as generated, by ``data.num_examples``: the authors' number, and the default experiment's.
 MNIST1D_SHA256 = {
@@ -42,7 +43,10 @@ class Dataset:
 
 
 def read_npz(path: Path, keys: tuple[str, ...] = KEYS) -> Arrays:
-    """Read the arrays of a file, by default the four that Keras uses; nothing is unpickled."""
+    """Read the arrays of a file, by default the four that Keras uses; nothing is unpickled.
+
+    Validation examples are added where the file has ``x_validation`` and ``y_validation``, before the test examples.
+    """
     try:
         if not path.exists():
             raise LotteryError(f"There is no data file {str(path)!r}.")
@@ -57,6 +61,8 @@ def read_npz(path: Path, keys: tuple[str, ...] = KEYS) -> Arrays:
             if missing := [key for key in keys if key not in file.files]:
                 found = ", ".join(file.files) or "nothing"
                 raise LotteryError(f"The data file {str(path)!r} lacks {', '.join(missing)}; it has {found}.")
+            if keys == KEYS and set(VALIDATION) <= set(file.files):
+                keys = (*KEYS[:2], *VALIDATION, *KEYS[2:])
             return {key: file[key] for key in keys}
     except LotteryError:
         raise

@@ -217,6 +217,18 @@ def test_explicit_densities_count_the_rounds():
         config.load({"prune": {"schedule": "explicit", "densities": [0.5, 0.6]}})
     with pytest.raises(LotteryError, match="leave prune.num_rounds out"):
         config.load({"prune": {"schedule": "explicit", "densities": [0.5], "num_rounds": 4}})
+    for key, value in (("rate", 0.4), ("rates", {"dense/kernel": 0.4})):
+        with pytest.raises(LotteryError, match=f"leave out prune.{key}"):
+            config.load({"prune": {"schedule": "explicit", "densities": [0.5], key: value}})
+
+
+def test_other_data_are_not_read_from_the_file_of_those_they_replace():
+    file = {"data": {"name": "cifar10", "path": "cifar10.npz", "num_examples": 9000}}
+    assert config.load(file, {"data": {"name": "fashion_mnist"}}).data == data.Data(name="fashion_mnist")
+    assert config.load({"data": {"path": "mnist.npz"}}, {"data": {"name": "mnist"}}).data.path == "mnist.npz"
+    kept = config.load(file, {"data": {"name": "cifar10", "validation": 10}}).data
+    assert (kept.path, kept.num_examples) == ("cifar10.npz", 0)
+    assert config.load(file, {"data": {"name": "mnist", "path": "other.npz"}}).data.path == "other.npz"
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):

@@ -269,6 +269,20 @@ def test_mnist1d_is_generated_once(generated, pinned, cache):
         assert file.read_bytes() == content
 
 
+def test_validation_examples_of_a_file_are_those_of_the_run(tmp_path, rng):
+    arrays = {
+        f"x_{part}": rng.random((size, 3), np.float32) for part, size in (("test", 5), ("train", 20), ("validation", 7))
+    }
+    arrays |= {f"y_{part}": rng.integers(0, 2, size) for part, size in (("test", 5), ("train", 20), ("validation", 7))}
+    np.savez(tmp_path / "own.npz", **arrays)
+    found = data.load(data.Data(name="npz", path=str(tmp_path / "own.npz")))
+    np.testing.assert_array_equal(found.validation.x, arrays["x_validation"])
+    np.testing.assert_array_equal(found.train.y, arrays["y_train"])
+    # As a caller passes them, for `lottery verify --data`.
+    passed = data.given(tuple(data.read_npz(tmp_path / "own.npz").values()), data.Data(name="given"))
+    assert passed.fingerprint == found.fingerprint
+
+
 def test_a_cache_with_other_arrays_is_not_believed(generated, pinned, cache):
     """Whole as a file, and with a checksum of its own, but its arrays are not those of the checksum in the code."""
     data.load(MNIST1D)

@@ -45,7 +45,7 @@ def documented(section, head="column", page="metrics.md"):
 
 FRAMES = {
     "results.table": lambda run, rows: rows,
-    "results.summary": lambda run, rows: results.summary(rows, 110),
+    "results.summary": lambda run, rows: results.summary(rows),
     "verdicts.differences": lambda run, rows: verdicts.differences(rows),
     "verdicts.judged": lambda run, rows: verdicts.judged(rows),
     "curves.table": lambda run, rows: curves.table(run),

@@ -166,8 +166,8 @@ def _views(rows: Table) -> list[dict[str, str]]:
 def early_stop(rows: Table, ax: Any = None, interval: str = "range", labels: Mapping[str, str] | None = None) -> Any:
     """Draw the early-stop step of each trained branch against density, with bars and shifts as `figure`.
 
-    A marker is open if the lowest validation loss of a replicate is that of the last step, the experiment's
-    ``num_steps`` in the table's ``attrs``: longer training might have found a lower one, so the mean is a lower bound.
+    A marker is open if the lowest validation loss of a replicate is that of its last step: longer training might have
+    found a lower one, so the mean is a lower bound.
     """
     chains, points = _steps(rows, interval)
     ax = style.new_or(ax)
@@ -194,7 +194,7 @@ def _steps(rows: Table, interval: str) -> tuple[dict[str, style.BranchStyle], Ta
     """Return `_branches` of the early-stop steps; ``bound`` is True where that of a replicate is the last step."""
     style.check(rows)
     trained = rows[rows["final_train_loss"].notna()]
-    bounds = trained["early_stop_step"] == rows.attrs.get("num_steps")
+    bounds = trained["early_stop_step"] == trained["last_step"]
     return _branches(trained.assign(bound=bounds), "early_stop_step", interval)
 
 

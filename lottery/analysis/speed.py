@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from lottery.figures import layout, style
 from lottery.figures.record import Analysis, NothingToDraw
 from lottery.grids import Table
@@ -17,7 +15,7 @@ def figure(rows: Table, ax: Any = None, interval: str = "range", labels: Mapping
     """Draw the share of the dense network's steps that each branch takes to the dense network's lowest validation loss.
 
     Below the line at 1 a branch is faster than dense. A marker is open if a replicate never has that loss: it counts
-    with the experiment's last step, ``num_steps`` in the table's ``attrs``, so the mean is a lower bound.
+    with its last step, so the mean is a lower bound.
     """
     points = _points(rows, interval)
     looks = style.by_name(list(dict.fromkeys(rows["branch"])))
@@ -55,7 +53,7 @@ def _points(rows: Table, interval: str) -> Table:
     if trained.empty:
         raise NothingToDraw("There is nothing to plot: no pruned round can be compared with the steps of dense.")
     reached = trained["dense_loss_step"]
-    shares = reached.fillna(rows.attrs.get("num_steps", np.nan)) / steps[steps.notna()]
+    shares = reached.fillna(trained["last_step"]) / steps[steps.notna()]
     return style.spread(trained.assign(share=shares, bound=reached.isna()), ("branch", "round"), "share", interval)
 
 

@@ -92,7 +92,7 @@ def show_run(run: Path, rows: Any, tolerance: float | None, round: int | None = 
         return
     judgement = verdicts.of_run(run, rows, tolerance)
     headline(judgement)
-    points = results.summary(rows, judgement.rule.last_step)
+    points = results.summary(rows)
     points = points if round is None else points[points["round"] == round]
     shown = [
         tables.rounds(judgement, points, short=not long) if (points["branch"] == store.TICKET).any() else None,

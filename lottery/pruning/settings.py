@@ -83,8 +83,10 @@ class Prune(Section):
                 f"prune.densities has {len(self.densities)} entries and prune.num_rounds is {self.num_rounds}; "
                 "leave prune.num_rounds out."
             )
-        if self.densities and self.rates:
-            raise LotteryError("prune.rates sets how much to prune, so it cannot be combined with prune.densities.")
+        # A stored experiment has every key, with its default where a file leaves it out.
+        given = [key for key in ("rate", "rates") if getattr(self, key) != type(self).model_fields[key].default]
+        if self.densities and given:
+            raise LotteryError(f"prune.densities says how much to prune: leave out prune.{given[0]}.")
         if any(after >= before for before, after in itertools.pairwise(self.densities)):
             raise LotteryError(f"prune.densities must fall from round to round, not {list(self.densities)}.")
         if self.final_density and (self.densities or not self.num_rounds):

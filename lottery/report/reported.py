@@ -40,7 +40,7 @@ class ReportedRun:
     @cached_property
     def summary(self) -> Table:
         """The table of `lottery.statistics.results.summary`."""
-        return results.summary(self.rows, self.experiment.train.num_steps)
+        return results.summary(self.rows)
 
     @cached_property
     def costs(self) -> Table:

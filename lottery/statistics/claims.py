@@ -256,9 +256,9 @@ def _between(pairs: Table, rows: Table, claim: Claim, of_steps: bool = False) ->
     inside = density[claim.has(density)]
     absent = []
     if inside.empty or inside.max() < high * _FIFTH:
-        absent = [f"density {high:g}"]
+        absent = [f"a ticket near density {high:g}"]
     elif not (density < low / _FIFTH).any():
-        absent = [f"density {low:g}"]
+        absent = [f"a ticket near density {low:g}"]
     found = in_each(pairs, list(inside.index), claim.least, TICKET, absent, of_steps)
     if found.verdict == OPEN:
         return found
@@ -300,5 +300,5 @@ def _of(rows: Table, branch: str, round: int) -> Table:
 def _missing(branch: str, absent: Sequence[Any]) -> Reading:
     # Rounds are numbers, and anything else is in words.
     words = [part for part in absent if isinstance(part, str)]
-    where = words or [f"round {ranges(absent)}"]
-    return Reading(f"{MISSING}: {', '.join(where)} of {branch}", OPEN)
+    what = ", ".join(words) or f"round {ranges(absent)} of {branch}"
+    return Reading(f"{MISSING}: {what}", OPEN)

@@ -3,7 +3,6 @@
 They stand as ``[[claim]]`` tables in the experiment files that come with the package.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,14 +69,14 @@ def compare(run: Path, against: str = "") -> tuple[list[dict[str, str]], list[st
             f"--against NAME: {formatting.listed([path.stem for path in known.values()], 'or')}."
         )
     published = read(path)
-    lines = checked(results.table(run), published.claims, experiment.train.num_steps)
+    lines = checked(results.table(run), published.claims)
     sources = [f"[{number}] {kind}: {text}, {link}" for (kind, text, link), number in numbered(lines).items()]
     left_open = [f"The paper leaves open: {what}." for claim in published.claims for what in claim.leaves_open]
     return lines, [*sources, *differing(experiment, published), *left_open]
 
 
-def checked(rows: Table, claims: Iterable[Claim], num_steps: float = math.inf) -> list[dict[str, str]]:
-    """Look for each number in the rows of `lottery.statistics.results.table`, of networks trained for so many steps.
+def checked(rows: Table, claims: Iterable[Claim]) -> list[dict[str, str]]:
+    """Look for each number in the rows of `lottery.statistics.results.table`.
 
     A line has ``claim, source, stated, bound, measured, verdict, reference, link``. The verdict is
     "pass" where the whole 95 % interval over replicates meets the bound, "fail" where none of it does, "cannot tell"
@@ -85,7 +84,7 @@ def checked(rows: Table, claims: Iterable[Claim], num_steps: float = math.inf) -
     fails at 95 % for all of its rounds together. A mean early-stop step is only a lower bound where one of them is the
     last step; a verdict that this could turn is "cannot tell".
     """
-    rows = rows.assign(censored=rows[STEP] >= num_steps)
+    rows = rows.assign(censored=rows[STEP] >= rows["last_step"])
     lines = []
     for claim in claims:
         if claim.what == "settings":

@@ -13,14 +13,14 @@ from lottery.statistics import intervals, verdicts
 from lottery.statistics.metric import metric_of, of_dense, scored, transferred, unit
 
 COLUMNS = (
-    "run", "replicate", "branch", "round", "density", "num_kept", "early_stop_step", "early_stop_val_loss",
-    "early_stop_val_accuracy", "early_stop_test_loss", "early_stop_test_accuracy", "budget_step", "budget_test_loss",
-    "budget_test_accuracy", "dense_loss_step", "final_train_loss", "final_val_loss", "final_val_accuracy",
-    "final_test_loss", "final_test_accuracy", "seconds",
+    "run", "replicate", "branch", "round", "density", "num_kept", "last_step", "early_stop_step",
+    "early_stop_val_loss", "early_stop_val_accuracy", "early_stop_test_loss", "early_stop_test_accuracy", "budget_step",
+    "budget_test_loss", "budget_test_accuracy", "dense_loss_step", "final_train_loss", "final_val_loss",
+    "final_val_accuracy", "final_test_loss", "final_test_accuracy", "seconds",
 )  # fmt: skip
 _OF_BUDGET = ("budget_step", "budget_test_loss", "budget_test_accuracy")
 BESIDE_DENSE = (*_OF_BUDGET, "dense_loss_step")  # of a network and the dense network of its replicate
-_OF_RECORD = [column for column in COLUMNS if column != "run" and column not in BESIDE_DENSE]
+_OF_RECORD = [column for column in COLUMNS if column not in ("run", "last_step", *BESIDE_DENSE)]
 
 
 def table(run: Path) -> Table:
@@ -28,13 +28,14 @@ def table(run: Path) -> Table:
 
     Densities and accuracies are in [0, 1], losses as the model reports them (cross-entropies in nats); an accuracy that
     the model does not measure is NaN. ``run`` is the name of the folder, so that tables of several runs can be put
-    together. ``final_train_loss`` is the mean over the last steps, NaN if not trained.
+    together. ``last_step`` is the step at which training ends; an early stop there is a lower bound.
+    ``final_train_loss`` is the mean over the last steps, NaN if not trained.
 
     The budget of a replicate is the early-stop step of its dense network. ``budget_step`` is the step of a ticket's
     lowest validation loss up to the budget, ``budget_test_loss`` and ``_accuracy`` are measured there; all NaN for
     branches, and for tickets that an earlier version stored. ``dense_loss_step`` is the first evaluated step at which
     the validation loss is not above the lowest of the dense network; NaN if it is never reached, for transfers, and in
-    runs of earlier versions. The table's ``attrs`` have the experiment's ``num_steps``.
+    runs of earlier versions.
     """
     return rows_of(run, stored_rounds(run))
 
@@ -43,17 +44,17 @@ def rows_of(run: Path, networks: Iterable[StoredRound]) -> Table:
     """Gather the rows of `table` for some networks of a run, in their order."""
     import pandas as pd
 
+    num_steps = store.read_experiment(run).train.num_steps
     rows, dense = [], {}
     for stored in networks:
         record = stored.record
         if stored.branch == store.TICKET and not stored.round:
             dense[stored.replicate] = record
-        row = {"run": stored.run.resolve().name} | {column: record[column] for column in _OF_RECORD}
+        row = {"run": stored.run.resolve().name, "last_step": record.get("last_step", num_steps)}
+        row |= {column: record[column] for column in _OF_RECORD}
         rows.append(row | _beside_dense(stored, dense.get(stored.replicate)))
     measured = [column for column in COLUMNS if column.endswith(("loss", "accuracy")) or column in BESIDE_DENSE]
-    table = pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict.fromkeys(measured, float))
-    table.attrs["num_steps"] = store.read_experiment(run).train.num_steps
-    return table
+    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict.fromkeys(measured, float))
 
 
 def _beside_dense(stored: StoredRound, dense: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -81,19 +82,17 @@ def collapsed(run: Path) -> list[str]:
     return sentences
 
 
-def summary(rows: Table, num_steps: int | None = None) -> Table:
+def summary(rows: Table) -> Table:
     """Compute mean and spread over replicates from the table of a run, by branch (in their order there) and round.
 
     ``accuracy_mean``, ``_std`` (sample standard deviation), ``_min``, ``_max``, ``_low`` and ``_high`` (95 % t interval
     for the mean) are of the test accuracy at the early-stop step; where no network has an accuracy, they are of the
-    test loss, and are called ``loss_mean`` and so on. ``censored`` counts the replicates, but for
-    transfers, whose validation loss is lowest at the last step, the experiment's ``train.num_steps``, so that longer
-    training might find a lower one (NaN without `num_steps`).
+    test loss, and are called ``loss_mean`` and so on. ``censored`` counts the trained replicates whose validation loss
+    is lowest at their last step, so that longer training might find a lower one.
     """
     order = list(dict.fromkeys(rows["branch"]))
-    # What was not trained cannot be trained longer, and a transfer may end at another step.
-    trained = rows["final_train_loss"].notna() & ~transferred(rows)
-    last = (rows["early_stop_step"] == num_steps) & trained if num_steps else np.nan
+    # What was not trained cannot be trained longer.
+    last = (rows["early_stop_step"] == rows["last_step"]) & rows["final_train_loss"].notna()
     metric = metric_of(rows)
     parts = {name: name for name in ("mean", "std", "min", "max")}
     parts |= {"low": lambda values: _ends(values)[0], "high": lambda values: _ends(values)[1]}
@@ -104,7 +103,7 @@ def summary(rows: Table, num_steps: int | None = None) -> Table:
         **{f"{metric.what}_{name}": (metric.early_stop, part) for name, part in parts.items()},
         f"final_{metric.what}_mean": (metric.final, "mean"),
         "early_stop_step_mean": ("early_stop_step", "mean"),
-        "censored": ("censored", lambda values: values.sum(skipna=False)),
+        "censored": ("censored", "sum"),
     }
     found = rows.assign(censored=last).groupby(["branch", "round"], as_index=False).agg(**columns)
     return found.sort_values("branch", ignore_index=True, kind="stable", key=lambda column: column.map(order.index))

@@ -34,7 +34,9 @@ class Exported:
     num_bytes: int  # of a folder, those of its files
     num_gzipped: int  # bytes after gzip at level 9; of a folder, those of a tar file of it
     difference: float  # the largest of an output from the model's, over the model's largest output
-    agreement: float  # share of inputs with the same largest entry of the output, at every place of every output
+    # Share of inputs with the same largest entry of the output, at every place of every output; of an output of one
+    # entry, on the same side of its middle (zero, or a half between 0 and 1), as of two classes.
+    agreement: float
     zeros_checked: bool  # False if a converter took a weight apart, so that its masked entries were not seen to be held
 
 
@@ -206,9 +208,16 @@ def _forget(stateful: list[Any]) -> None:
 def _agreement(expected: list[np.ndarray], exported: list[np.ndarray]) -> float:
     same = np.ones(len(expected[0]), bool)
     for own, other in zip(expected, exported, strict=True):
-        if own.ndim > 1:
-            same &= (own.argmax(-1) == other.argmax(-1)).reshape(len(same), -1).all(1)
+        same &= (_classes(own, own) == _classes(other, own)).reshape(len(same), -1).all(1)
     return float(same.mean())
+
+
+def _classes(values: np.ndarray, model: np.ndarray) -> np.ndarray:
+    """Choose the class of each output; `model` are the model's own, which tell probabilities from logits."""
+    if values.ndim > 1 and values.shape[-1] > 1:
+        return values.argmax(-1)
+    are_probabilities = model.min() >= 0 and model.max() <= 1
+    return values > (0.5 if are_probabilities else 0)
 
 
 @contextlib.contextmanager

@@ -47,7 +47,8 @@ def tidy(columns, rows):
 def rows_table(rng):
     tables = [made_up(0.9 + 0.05 * rng.random((3, 8)), branch) for branch in ("ticket", "random_reinit")]
     table = pd.concat(tables, ignore_index=True)
-    return table.assign(early_stop_step=rng.integers(1, 10, len(table)) * 100, final_train_loss=0.1)
+    steps = rng.integers(1, 10, len(table)) * 100
+    return table.assign(early_stop_step=steps, last_step=2000, final_train_loss=0.1)
 
 
 def curves_table(rng, num=11):
@@ -339,7 +340,6 @@ def test_kinds_are_read_from_a_run(small_run):
     assert set(plots.read(small_run.path, "overlap")["round"]) == {3}
     assert set(plots.read(small_run.path, "overlap", round=1)["round"]) == {1}
     assert set(plots.read(small_run.path, "degrees", rounds=[0, 2])["round"]) == {0, 2}
-    assert plots.read(small_run.path, "early_stop").attrs["num_steps"] == 110
 
 
 def test_the_command_draws_for_papers_and_prints_a_caption_alone(small_run, tmp_path, lottery_command):
@@ -383,7 +383,7 @@ def test_early_stop_steps_and_what_is_a_lower_bound(rng):
     rows.loc[rows["round"] == 7, "final_train_loss"] = np.nan  # not trained
     free = plots.early_stop(rows, axes())
     assert not any("lower bound" in text.get_text() for text in free.get_legend().get_texts())
-    rows.attrs["num_steps"] = 1000
+    rows["last_step"] = 1000
     ax = plots.early_stop(rows, axes())
     for container, branch in zip(ax.containers, ("ticket", "random_reinit"), strict=False):
         steps = rows[rows["branch"] == branch].pivot(index="round", columns="replicate", values="early_stop_step")

@@ -225,7 +225,7 @@ FAULTS = {
     ),
     "no marks for what falls": (_without_marks, "accuracy"),
     "another n": (_another_count, "accuracy degrees barrier"),
-    "no bound is open": (_reading(lambda table: setattr(table, "attrs", {}) or table), "early_stop"),
+    "no bound is open": (_reading(lambda table: table.assign(last_step=0)), "early_stop"),
     "averages at the last step": (_at_the_last_step, "learning_curves"),
     "a survivor in another bin": (_reading(_one_survivor), "initial_weights"),
     "fewer in place of at most": (_reading(lambda table: table.assign(degree=table["degree"] + 1)), "degrees"),

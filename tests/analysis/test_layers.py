@@ -35,7 +35,7 @@ def made_run(folder, chains, initial=None, architecture=LENET, settings=None, tr
             files.write(store.start_path(run, replicate), files.pack_arrays(start))
         for (index, branch), kept in networks.items():
             begun = 64 * "0" if start is None else weights.fingerprint(masks.apply(start, kept))
-            measured = [column for column in results.COLUMNS if column not in results.BESIDE_DENSE]
+            measured = [column for column in results.COLUMNS if column not in ("last_step", *results.BESIDE_DENSE)]
             record = dict.fromkeys(measured, 0.5) | {"early_stop_step": 1} | {
                 "replicate": replicate, "branch": branch, "round": index, "density": masks.density(kept),
                 "num_kept": sum(masks.num_kept(kept).values()), "collapsed": [], "start_sha256": begun,

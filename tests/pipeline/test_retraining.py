@@ -11,7 +11,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 import lottery
-from lottery import progress
+from lottery import config, progress
 from lottery.data import read_npz
 from lottery.errors import LotteryError
 from lottery.pipeline import recomputing, retraining
@@ -92,13 +92,17 @@ def test_networks_trained_again_have_the_same_bytes_and_nothing_is_written(run, 
     assert "2 networks were trained again: all their files have the same bytes." in " ".join(done.stdout.split())
 
 
-def test_bytes_are_compared_whatever_number_of_threads_tensorflow_would_take(forged):
-    """In a process of its own, where nothing has set the number before."""
-    path = forged(forge.predictions)
-    if store.read_environment(path)["num_threads"] != 1:
-        pytest.skip("another test has started TensorFlow with more threads, before the run began")
-    words = [sys.executable, "-m", "lottery", "verify", path, "--retrain", "8"]
-    done = subprocess.run(words, capture_output=True, text=True)
+def test_bytes_are_compared_whatever_number_of_threads_tensorflow_would_take(tmp_path):
+    """Both in a process of its own, where no other test has set the number before."""
+    file = tmp_path / "forged.toml"
+    file.write_text(config.dump(config.load(forge.TABLES)))
+    command = [sys.executable, "-m", "lottery"]
+    made = subprocess.run([*command, "run", file, "--out", tmp_path], capture_output=True, text=True)
+    assert made.returncode == 0, made
+    (path,) = tmp_path.glob("forged-*")
+    assert store.read_environment(path)["num_threads"] == 1
+    forge.predictions(path)
+    done = subprocess.run([*command, "verify", path, "--retrain", "8"], capture_output=True, text=True)
     assert done.returncode == 1 and "trained again" in done.stdout, done
     assert "port.cc" not in done.stderr  # TensorFlow's greetings
 

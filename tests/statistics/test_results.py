@@ -22,7 +22,7 @@ def made_up(accuracies, branch="ticket"):
         for index, value in enumerate(row):
             record = dict.fromkeys(results.COLUMNS, 0.0) | {
                 "replicate": replicate, "branch": branch, "round": index, "density": 0.8**index,
-                "num_kept": round(1000 * 0.8**index), "early_stop_step": 100 * replicate,
+                "num_kept": round(1000 * 0.8**index), "early_stop_step": 100 * replicate, "last_step": 1000,
                 "early_stop_test_accuracy": value, "final_test_accuracy": value - 0.01,
                 "budget_test_accuracy": value, "dense_loss_step": 20 if index else 40,
             }  # fmt: skip
@@ -129,7 +129,7 @@ def test_what_was_not_trained_has_no_training_loss(small_run, tmp_path):
     unknown = {"final_train_loss": None, "early_stop_step": 110}
     rows = results.table(with_branches(small_run.path, tmp_path, {(1, 1): ["untrained"]}, **unknown))
     assert math.isnan(rows[rows["branch"] == "untrained"]["final_train_loss"].iloc[0])
-    points = results.summary(rows, num_steps=110).set_index(["branch", "round"])
+    points = results.summary(rows).set_index(["branch", "round"])
     assert points["censored"]["untrained", 1] == 0
     assert points["censored"]["ticket"].sum() == (small_run.table()["early_stop_step"] == 110).sum()
 
@@ -137,9 +137,8 @@ def test_what_was_not_trained_has_no_training_loss(small_run, tmp_path):
 def test_early_stop_steps_at_the_very_end_are_counted():
     rows = made_up([[0.9, 0.8], [0.9, 0.8], [0.9, 0.8]])
     rows["early_stop_step"] = [100, 2000, 100, 2000, 100, 1900]
-    assert results.summary(rows, num_steps=2000)["censored"].tolist() == [0, 2]
-    assert results.summary(rows, num_steps=2500)["censored"].tolist() == [0, 0]
-    assert results.summary(rows)["censored"].isna().all()
+    assert results.summary(rows.assign(last_step=2000))["censored"].tolist() == [0, 2]
+    assert results.summary(rows.assign(last_step=[2500, 1900] * 3))["censored"].tolist() == [0, 1]
 
 
 def test_the_ticket_comes_first_in_a_summary_and_nan_is_not_an_error():
@@ -187,7 +186,7 @@ STARTS = (["1", "80 %"], ["2", "64 %"], ["3", "51.2 %"])
 
 def test_what_is_shown_has_a_verdict_a_bound_and_a_column_for_each_branch(small_run, capsys):
     tickets = made_up([[0.90, 0.93, 0.91, 0.80], [0.91, 0.93, 0.92, 0.82], [0.92, 0.96, 0.93, 0.81]])
-    tickets["early_stop_step"] = [40, 20, 110, 30] * 3
+    tickets["early_stop_step"], tickets["last_step"] = [40, 20, 110, 30] * 3, 110
     control = made_up([[0, 0.5, 0.61]] * 3, branch="random_reinit")[lambda rows: rows["round"] > 0]
     out = shown(small_run, capsys, pd.concat([tickets, control], ignore_index=True))
     lines = [re.split(r"  +", line.strip()) for line in out.splitlines()]

@@ -332,6 +332,15 @@ def test_difference_and_agreement_are_those_of_the_outputs(tmp_path, exports, mo
     assert exported.difference == pytest.approx(2 * np.abs(expected[:15]).max() / np.abs(expected).max())
 
 
+@pytest.mark.parametrize(("model", "other"), [
+    ([0.9, 0.2, 0.6, 0.4], [0.8, 0.1, 0.4, 0.3]),  # probabilities: the third is on the other side of a half
+    ([2.0, -1.0, 0.3, -0.2], [1.0, -2.0, -0.1, -0.3]),  # logits: of zero
+])  # fmt: skip
+def test_an_output_of_one_entry_has_two_classes(model, other):
+    assert exporting._agreement([np.array(model)[:, None]], [np.array(other)[:, None]]) == 0.75
+    assert exporting._agreement([np.array(model)], [np.array(model)]) == 1
+
+
 def test_weights_are_found_by_their_kept_values(rng):
     weight = np.where(rng.random((3, 3, 4, 10)) < 0.4, rng.normal(size=(3, 3, 4, 10)), 0)
     kept = {"w": weight != 0}
