@@ -110,6 +110,7 @@ def _stored_ticket(training: Training, network: NetworkId) -> StoredTicket:
         at_initial=stored.at_initial,
         held_at=stored.held_at,
         shuffled=training.prepared.plan.shuffled(stored.masks),
+        trained=lambda: StoredRound(training.path, replicate, plan.pruned_by(experiment.prune, number)).weights,
     )
 
 

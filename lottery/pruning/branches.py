@@ -34,6 +34,7 @@ class StoredTicket:
     held_at: Weights = field(default_factory=dict)  # the value of every entry, if masked; empty for zero
     # Draws masks at random that prune as many whole groups of each weight; None where entries are pruned one by one.
     shuffled: Callable[[np.random.Generator], Masks] | None = None
+    trained: Callable[[], Weights] = dict  # reads every variable at the end of the training whose weights were pruned
 
 
 @dataclass(frozen=True)
@@ -265,6 +266,21 @@ def rigl_long(ticket: StoredTicket) -> BranchStart:
     return rigl(replace(ticket, num_steps=ticket.spent))
 
 
+def learning_rate_rewinding(ticket: StoredTicket) -> BranchStart:
+    """The ticket's masks on trained weights, with the learning rate of the ticket: are survivors better not set back?
+
+    Learning-rate rewinding of Renda, Frankle & Carbin 2020, https://arxiv.org/abs/2003.02389, section 2, of one round:
+    survivors continue from the end of the training whose weights were pruned, and the masks are the ticket's. The
+    rewinding mode ``learning_rate`` finds masks anew in every round of such trainings.
+    """
+    return BranchStart(ticket.trained(), ticket.kept, ticket.step, ticket.num_steps, schedule_step=ticket.step)
+
+
+def fine_tuning(ticket: StoredTicket) -> BranchStart:
+    """As `learning_rate_rewinding`, with the learning rate at which training ended, which stays: fine-tuning."""
+    return BranchStart(ticket.trained(), ticket.kept, ticket.step, ticket.num_steps, schedule_step=ticket.num_steps)
+
+
 _DEAD = (
     "most entries that a random mask keeps are zero in the trained weights that the ticket starts from; prune at "
     'random in a run of its own (prune.criterion = "random") and use lottery compare'
@@ -299,6 +315,12 @@ def _alternative(function: BranchFunction, **facts: Any) -> Branch:
     return Branch(
         function, kind="alternative", starts="initial", needs_ticket=False, past="not at all", **(usual | facts)
     )
+
+
+def _retraining(function: BranchFunction) -> Branch:
+    """An alternative that trains survivors on, under the ticket's masks."""
+    starts_from = "the weights at the end of the training that was pruned"
+    return Branch(function, kind="alternative", starts_from=starts_from, past="in all trainings before")
 
 
 # By the name in ``run.controls`` and `lottery branch`.
@@ -369,6 +391,8 @@ BRANCHES: dict[str, Branch] = {
         learns=supermasks.EDGE_POPUP,  # trains its scores from step 0; nothing is trained after them
         starts_from="the signs of the dense network's initial weights, all of one size in a layer, which stay",
     ),
+    "learning_rate_rewinding": _retraining(learning_rate_rewinding),
+    "fine_tuning": _retraining(fine_tuning),
     "transfer": Branch(transfer, kind="other", other_data=True),
 }
 

@@ -220,6 +220,11 @@ def is_open_ended(settings: Prune) -> bool:
     return by_rate or bool(settings.densities)
 
 
+def pruned_by(settings: Prune, number: int) -> int:
+    """Return the round whose trained weights a round has pruned."""
+    return 0 if is_from_dense(settings) else number - 1
+
+
 def is_from_dense(settings: Prune) -> bool:
     """Return True if each round's masks are made from the dense network; those of two rounds need not be nested.
 

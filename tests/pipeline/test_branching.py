@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 import lottery
-from lottery import cli, config, files, masks, randomness
+from lottery import cli, config, files, masks, randomness, weights
+from lottery.analysis import costs
 from lottery.errors import LotteryError
 from lottery.pipeline.prepared import Ingredients
 from lottery.pruning import branches, dynamic
@@ -236,6 +237,27 @@ def test_fine_tuning_trains_with_the_last_learning_rate_and_learning_rate_rewind
         kept = files.read_masks(folder_of(run, index=1) / "masks.safetensors")["dense/kernel"]
         moved[mode] = np.abs(before["dense/kernel"] - after["dense/kernel"])[kept].max()
     assert moved["fine_tune"] < 1e-6 and moved["learning_rate"] > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("branch", "mode"), [("learning_rate_rewinding", "learning_rate"), ("fine_tuning", "fine_tune")]
+)
+def test_a_branch_that_trains_on_is_the_first_round_of_the_rewinding_mode(tmp_path, branch, mode):
+    """The same bits, by two ways: its masks are those of the ticket, which in round 1 are those of the mode."""
+    overrides = {"train": {"drop_at": [20, 30]}, "rewind": {"step": K}, "run": {"num_replicates": 1}}
+    run = go(tmp_path, overrides).branch(branch, model=build, data=arrays(), on_event=quietly)
+    other = go(tmp_path, overrides | {"rewind": {"step": K, "mode": mode}})
+    trained, expected = folder_of(run, index=1, branch=branch), folder_of(other, index=1)
+    for name in ("weights", "early_stop", "masks"):
+        assert checksum(trained / f"{name}.safetensors") == checksum(expected / f"{name}.safetensors"), name
+    assert not is_right(run)
+    # In round 2 the masks are the ticket's, and survivors continue from the ticket of round 1.
+    later = record(folder_of(run, branch=branch))
+    kept = files.read_masks(folder_of(run) / "masks.safetensors")
+    start = masks.apply(state(folder_of(run, index=1)), kept)
+    assert later["start_sha256"] == weights.fingerprint(start)
+    costs_of = costs.table(run.path).set_index(["branch", "round"])
+    assert costs_of["spent_steps"][branch, 2] == 40 + 2 * (40 - K)
 
 
 def test_one_shot_rounds_are_all_pruned_from_the_dense_network(tmp_path):
