@@ -14,7 +14,7 @@ Other options measure something else instead. They can be combined:
 
 - `--network`: steps of the network of a built-in experiment, as `resnet_20_cifar10`, with its batches, optimizer and
   augmentation, on random images of the shape of CIFAR-10. Its masks are of the initial weights, pruned by magnitude as
-  the experiment prunes;
+  the experiment prunes; or with `--run` those of a run of this network, with the weights that its rounds start from;
 - `--whole`: the README's MNIST experiment, with both controls, as whole `lottery run` commands with
   `train.engine = "compiled"` and `"auto"` in turns: seconds of the commands, and of the sparsest ten rounds;
 - `--original`: a network of five small dense layers (softsign, with a tanh output) on made-up data, in the same way:
@@ -125,7 +125,7 @@ SHAPES = [(784, 300), (300, 100), (100, 10)]
 
 RunFolder = Annotated[
     Path | None,
-    typer.Option("--run", help="A stored run of LeNet-300-100 on images of 28 by 28 pixels, which gives the masks."),
+    typer.Option("--run", help="A stored run of the network, by default LeNet-300-100, which gives the masks."),
 ]
 Densities = Annotated[
     str, typer.Option("--densities", help="Densities, separated by commas; the nearest round of each is used.")
@@ -162,7 +162,7 @@ def main(
 ) -> None:
     """Measure and print the times of the sparse engine and of the compiled loop."""
     wanted = _densities(densities)
-    if run and [mask.shape for mask in StoredRound(run, 1, 0).masks.values()] != SHAPES:
+    if run and not network and [mask.shape for mask in StoredRound(run, 1, 0).masks.values()] != SHAPES:
         raise typer.BadParameter("--run needs a run of LeNet-300-100 on images of 28 by 28 pixels.")
     images = "MNIST" if mnist_file(data_file) else "random images in the shape of MNIST"
     if network:
@@ -174,7 +174,7 @@ def main(
         if network and (whole or agreement):
             words = [*of_threads, *image_words(network, data_file, Path(folder))]
         if network and not (whole or agreement):
-            settings = network, threads, wanted, repetitions, steps
+            settings = network, run, threads, wanted, repetitions, steps
             results["network"] = found = in_fresh_process(measure_network, *settings)
             print_network(console, found, f"{network}; turns: {repetitions}, steps per turn: {steps}")
         if not (network or whole or original or agreement):
@@ -262,20 +262,21 @@ def measure_engines(
 
 
 def measure_network(
-    name: str, threads: int, densities: Iterable[float], repetitions: int, steps: int
+    name: str, run: Path | None, threads: int, densities: Iterable[float], repetitions: int, steps: int
 ) -> dict[str, Any]:
     """Measure steps of both engines on a network of the field, in a process of its own."""
     environment.use_threads(threads)
     with contextlib.ExitStack() as stack:
-        contestants = network_contestants(stack, name, (None, *densities))
+        contestants = network_contestants(stack, name, (None, *densities), run)
         return measure_steps(contestants, repetitions, steps)
 
 
 def network_contestants(
-    stack: contextlib.ExitStack, name: str, densities: Iterable[float | None]
+    stack: contextlib.ExitStack, name: str, densities: Iterable[float | None], run: Path | None = None
 ) -> dict[str, Contestant]:
     """Make contestants of an experiment's network: the sparse engine at each density, the compiled loop for None."""
     experiment = config.load(presets.named(name))
+    rounds = [StoredRound(run, 1, index) for index in store.complete_rounds(run, 1)] if run else []
     splits = network_data(experiment)
     settings = experiment.train.model_copy(update={"engine": "sparse"})
     contestants = {}
@@ -284,12 +285,16 @@ def network_contestants(
         compiling.compile_model(model, settings, example_batch(splits)[0], step)
         made = Trainer(model, splits, settings, enforcement.constraint, step, experiment.data.augment)
         stack.enter_context(contextlib.closing(made)).hold()
-        kept = masks_at(experiment, weights.read(model), density or 1)
+        label = "compiled" if density is None else f"{density:g}"
+        kept, start = masks_at(experiment, weights.read(model), density or 1), weights.read_state(model)
+        if rounds and density:
+            stored = _nearest(rounds, density)
+            kept, start, label = stored.masks, stored.start, f"{stored.record['density']:.3g}"
         made.set_masks(kept)
-        weights.assign(model, masks.apply(weights.read_state(model), kept))
+        weights.assign(model, masks.apply(start, kept))
         engine = made.loop if density is None else made.engine(kept, "sparse")[0]
         engine.begin(kept, SEED)
-        contestants["compiled" if density is None else f"{density:g}"] = looping(engine)
+        contestants[label] = looping(engine)
     return contestants
 
 
