@@ -142,7 +142,7 @@ def _open(
     if not all(store.is_complete(path, experiment) for path, experiment in experiments.items()):
         onednn.begin(recorded, [experiment.model.name for experiment in experiments.values()])
         environment.num_threads()  # imports TensorFlow, which has one setting for all
-    warned: set[str] = set()
+    said: set[str] = set()  # once for all that share the model or the data
     for number, (path, experiment) in enumerate(experiments.items(), start=1):
         if not (path / "environment.json").exists():
             session.note(f"{path}: experiment {number} of {len(experiments)} is prepared.")
@@ -151,10 +151,10 @@ def _open(
             running.check_complete(path, experiment)
         else:
             prepared = running.open_run(session.stack, path, experiment, ingredients, num_threads)
-            session.note(*(f"{path}: {note}" for note in prepared.notes))
-            warnings = {*running.too_fine(prepared, tolerance)} - warned  # once for all that share the data
-            session.note(*warnings)
-            warned |= warnings
+            notes = [note for note in prepared.notes if note not in said]
+            warnings = [warning for warning in running.too_fine(prepared, tolerance) if warning not in said]
+            session.note(*(f"{path}: {note}" for note in notes), *warnings)
+            said.update(notes, warnings)
         if signal := session.should_stop():
             raise interrupts.Stopped(signal)
 
