@@ -302,7 +302,7 @@ def _check_fair(experiment: Experiment) -> None:
     rewind, prune = experiment.rewind, experiment.prune
     for name in experiment.run.controls:
         subject = f"run.controls: leave out {name}, which"
-        fairness.check_fair(name, rewind.mode, rewind.step, prune.held_at, prune.granularity, subject)
+        fairness.check_fair(name, prune, rewind, subject)
     if criteria.facts(prune.criterion).needs_network and rewinding.REWINDS[rewind.mode].start is not None:
         raise LotteryError(
             f'rewind.mode must be "weights" with prune.criterion = "{prune.criterion}", not "{rewind.mode}": this '

@@ -220,11 +220,11 @@ def _split_off(train: Split, num: int, where: str) -> tuple[Split, Split]:
     return Split(train.x[rest], train.y[rest]), Split(train.x[chosen], train.y[chosen])
 
 
-def as_integers(splits: Splits) -> Splits:
-    """Leave inputs of type uint8 as the whole numbers that they are, instead of scaling them as pixels."""
+def as_integers(splits: Splits, why: str) -> Splits:
+    """Leave inputs of type uint8 as the whole numbers that they are, instead of scaling them as pixels, and say why."""
     parts = {name: getattr(splits, name) for name in PARTS}
     whole = {name: Split(part.x.astype(np.int32), part.y) for name, part in parts.items()}
-    note = "The inputs are of type uint8, but the model takes whole numbers, so they are not scaled as pixels."
+    note = f"The inputs are of type uint8, but {why}, so they are not scaled as pixels."
     return replace(splits, **whole, **UNSCALED._asdict(), notes=(*splits.notes, note))
 
 
@@ -336,7 +336,8 @@ def _checked(value: Any, key: str, where: str) -> np.ndarray:
     if array.ndim < (2 if key.startswith("x") else 1):
         raise LotteryError(f"{where}: {key} has shape {array.shape}; its first axis must be the example.")
     if key.startswith("y") and array.dtype.kind in "biu":
-        if array.size and int(array.max()) >= 2**31:
-            raise LotteryError(f"{where}: a label of {key} must be at most {2**31 - 1}, not {array.max()}.")
+        for label in (array.min(), array.max()) if array.size else ():
+            if not -(2**31) <= int(label) < 2**31:
+                raise LotteryError(f"{where}: a label of {key} must be from {-(2**31)} to {2**31 - 1}, not {label}.")
         array = array.astype(np.int32)  # accepted by all losses of TensorFlow
     return array.astype(np.float32) if array.dtype == np.float64 else array

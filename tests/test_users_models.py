@@ -595,13 +595,15 @@ def test_uint8_that_an_embedding_takes_are_no_pixels(tmp_path, library, declared
     assert sum("takes whole numbers" in note for note in notes) == 1
 
 
-def test_uint8_that_a_layer_multiplies_are_pixels(tmp_path):
+def test_uint8_are_pixels_where_data_pixels_says_how(tmp_path):
     import keras
 
     x = np.random.default_rng(0).integers(0, 200, (240, 6)).astype("uint8")
     build = lambda: sequential(keras, keras.layers.Rescaling(1 / 255), keras.layers.Dense(3))  # noqa: E731
-    done = run(build, tmp_path, (x[:200], x[:200, 0] % 3, x[200:], x[200:, 0] % 3))
-    assert store.read_environment(done.path)["scaling"] is not None
+    arrays = x[:200], x[:200, 0] % 3, x[200:], x[200:, 0] % 3
+    for overrides, is_scaled in (({}, False), ({"data": {"pixels": "unit"}}, True)):
+        done = run(build, tmp_path, arrays, overrides)
+        assert (store.read_environment(done.path)["scaling"] is not None) == is_scaled
 
 
 def prepared(model, data=ARRAYS, overrides=None, **ingredients):
@@ -793,3 +795,134 @@ def test_what_random_reinit_leaves_as_it_is_is_named():
     (note,) = (note for note in found.notes if "random_reinit" in note)
     assert "the same initial values of dense/kernel each time; random_reinit leaves them as they are" in note
     assert not [note for note in prepared(build_dropout).notes if "initial" in note]
+
+
+def counts_only():
+    """The usual training step of one's own: its `metrics` are those that it updates, and there is no `test_step`."""
+    import keras
+    import tensorflow as tf
+
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense, self.mean = keras.layers.Dense(3), keras.metrics.Mean(name="loss")
+
+        @property
+        def metrics(self):
+            return [self.mean]
+
+        def call(self, inputs):
+            return self.dense(inputs)
+
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(self.compute_loss(x, y, self(x, training=True)))
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            self.mean.update_state(loss)
+            return {"loss": self.mean.result()}
+
+    model = Own()
+    model(np.zeros((1, 6), np.float32))
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def with_optimizer(library, optimizer):
+    def build():
+        model = sequential(library, library.layers.Dense(16, "relu"), library.layers.Dense(3, "softmax"))
+        model.compile(optimizer(), "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return model
+
+    return build
+
+
+def falling_rate():
+    import keras
+
+    optimizer = keras.optimizers.SGD(lambda: 0.1 / (1 + keras.ops.cast(optimizer.iterations, "float32")))
+    return optimizer
+
+
+def test_what_would_be_wrong_without_a_word_is_refused(tmp_path):
+    import keras
+    import tf_keras
+
+    own_rate = with_optimizer(keras, falling_rate)
+    for model, overrides, message in (
+        (counts_only, {}, "an evaluation reports 0 for each; give the model a test_step of its own"),
+        (own_rate, {"rewind": {"step": 5}}, "which cannot begin at a later step"),
+        (own_rate, {"rewind": {"mode": "fine_tune"}}, "which cannot begin at a later step"),
+        (own_rate, {"run": {"controls": ["fine_tuning"]}}, "which cannot begin at a later step"),
+        (with_optimizer(tf_keras, tf_keras.optimizers.Nadam), {}, "tf_keras' Nadam counts its steps"),
+        (
+            with_optimizer(tf_keras, tf_keras.optimizers.legacy.SGD),
+            {},
+            r"tf_keras\.optimizers\.legacy are not supported",
+        ),
+    ):
+        with pytest.raises(LotteryError, match=message):
+            run(model, tmp_path, overrides=overrides)
+    done = run(own_rate, tmp_path).branch("random_mask", model=own_rate, data=ARRAYS, on_event=quietly)
+    with pytest.raises(LotteryError, match="which cannot begin at a later step"):
+        done.branch("fine_tuning", model=own_rate, data=ARRAYS, on_event=quietly)
+
+
+@pytest.mark.parametrize("scales", [True, False])
+def test_bytes_are_scaled_once(tmp_path, rng, scales):
+    """What a record states is what Keras measures of the stored weights, on the arrays as the note says."""
+    import keras
+
+    x = rng.integers(0, 256, (260, 6)).astype(np.uint8)
+    y = (x[:, 0] > 127).astype(np.int64)
+
+    def build():
+        first = [keras.layers.Rescaling(1 / 255)] if scales else []
+        model = sequential(keras, *first, keras.layers.Dense(16, "relu"), keras.layers.Dense(2))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.Adam(0.02), loss, metrics=["accuracy"])
+        return model
+
+    said = []
+    parts = (x[:200], y[:200], x[200:], y[200:])
+    note = lambda event: said.append(getattr(event, "text", ""))  # noqa: E731
+    done = lottery.run(TINY, model=build, data=parts, out=tmp_path, on_event=note, tensorboard=False)
+    stored = StoredRound(done.path, 1, 0)
+    model = build()
+    weights.assign(model, stored.weights)
+    inputs = x[200:].astype(np.float32)
+    if not scales:
+        train = data.given(parts, config.Experiment(**TINY).data)
+        inputs = train.scaled(x[200:])
+    measured = model.evaluate(inputs, y[200:], verbose=0, return_dict=True)
+    assert measured["loss"] == pytest.approx(stored.record["final_test_loss"], rel=1e-5)
+    expected = "the model scales them itself, by the layer 'rescaling" if scales else "so they are scaled as pixels"
+    assert any(expected in text for text in said)
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_averages_are_held_where_the_model_is_compiled_inside(library, rng):
+    import importlib
+
+    keras = importlib.import_module(library)
+    x, y = ARRAYS[:2]
+    model = sequential(keras, keras.layers.Dense(16, "relu"), keras.layers.Dense(3, "softmax"))
+    kept = lottery.prune(model, 0.7)
+    with lottery.enforcement.constraint(model, kept):
+        model.compile(keras.optimizers.Adam(0.01, use_ema=True), "sparse_categorical_crossentropy")
+        model.fit(x, y, epochs=2, verbose=0)
+        assert all(not np.any(value[~kept[name]]) for name, value in weights.read(model).items() if name in kept)
+    assert "compile" not in vars(model)
+
+
+def test_a_callback_holds_a_model_of_tf_keras_that_is_compiled_later():
+    import tf_keras
+
+    model = softmax_tf_keras()
+    kept = lottery.prune(model, 0.7)
+    with lottery.enforcement.callback(model, kept) as callbacks:
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        model.fit(*ARRAYS[:2], epochs=1, verbose=0, callbacks=callbacks)
+    assert isinstance(model, tf_keras.Model)
+    assert all(not np.any(value[~kept[name]]) for name, value in weights.read(model).items() if name in kept)

@@ -197,8 +197,7 @@ def _holding(model: Any, masks: Mapping[str, Any], held_at: HeldAt, mode: str) -
     try:
         with (
             patching.frozen(model, [entry for entry in entries if entry.frozen]),
-            # `fit` may end by putting moving averages in the place of weights.
-            patching.holding_after(getattr(model, "optimizer", None), "finalize_variable_values", entries),
+            _holding_averages(model, entries),
         ):
             patching.hold(entries)
             patching.retrace(model)
@@ -208,6 +207,28 @@ def _holding(model: Any, masks: Mapping[str, Any], held_at: HeldAt, mode: str) -
         patching.retrace(model)
         for key in own:
             del _HOLDING[key]
+
+
+@contextlib.contextmanager
+def _holding_averages(model: Any, entries: list[Held]) -> Iterator[None]:
+    """Hold entries where `fit` ends by putting moving averages in their place, also once the model is compiled anew."""
+    with contextlib.ExitStack() as stack:
+
+        def follow() -> None:
+            optimizer = getattr(model, "optimizer", None)
+            stack.enter_context(patching.holding_after(optimizer, "finalize_variable_values", entries))
+
+        def following(compile_model: patching.Method) -> patching.Method:
+            def call(*arguments: Any, **named: Any) -> Any:
+                result = compile_model(*arguments, **named)
+                follow()
+                return result
+
+            return call
+
+        follow()
+        stack.enter_context(patching.replaced(model, "compile", following))
+        yield
 
 
 def _refuse_spectral(model: Any, masks: Mapping[str, Any]) -> None:
@@ -227,6 +248,7 @@ def _refuse_several_steps(model: Any) -> None:
     # tf_keras 2.21 has a variable, and no public name for it; Keras 3.15 has a number.
     in_variable: Any = getattr(model, "_steps_per_execution", None)
     num_steps = getattr(model, "steps_per_execution", 1) if in_variable is None else in_variable.numpy()
+    num_steps = num_steps or 1  # None in a model of tf_keras that is not compiled
     is_tuned = getattr(model, "autotune_steps_per_execution", False)  # "auto" begins with 1, and grows
     if num_steps > 1 or is_tuned:
         compiled_with = "'auto'" if is_tuned else num_steps

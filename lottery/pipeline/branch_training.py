@@ -16,6 +16,7 @@ from lottery.pruning.branches import BranchFunction, BranchStart, StoredTicket
 from lottery.runs import store
 from lottery.runs.store import NetworkId
 from lottery.runs.stored import StoredRound
+from lottery.training import compiling
 from lottery.training.records import Span
 
 
@@ -110,7 +111,7 @@ def _stored_ticket(training: Training, network: NetworkId) -> StoredTicket:
         at_initial=stored.at_initial,
         held_at=stored.held_at,
         shuffled=training.prepared.plan.shuffled(stored.masks),
-        trained=lambda: StoredRound(training.path, replicate, plan.pruned_by(experiment.prune, number)).weights,
+        trained=lambda: stored.pruned.weights,
     )
 
 
@@ -137,6 +138,9 @@ def _check_start(training: Training, ticket: StoredTicket, branch: str, chosen: 
             shapes = f"has shape {np.shape(value)}, the weight has {chosen.kept[name].shape}"
             raise LotteryError(f"{branch}: held_at of {name!r} {shapes}.")
     first, last = chosen.first_step, chosen.last_step
+    begins = first if chosen.schedule_step is None else chosen.schedule_step
+    if begins or last > ticket.num_steps:
+        compiling.check_schedule(trainer.model)
     if not 0 <= first <= last <= ticket.spent:
         raise LotteryError(f"{branch} must train within the steps 0 to {ticket.spent}, not {first} to {last}.")
     if wrong := [step for step in chosen.changes if not first <= step <= last]:

@@ -89,8 +89,7 @@ def _function(kind: str | branches.BranchFunction, experiment: config.Experiment
         return kind
     if kind not in branches.BRANCHES:
         raise unknown("branch", kind, branches.BRANCHES)
-    rewind, prune = experiment.rewind, experiment.prune
-    fairness.check_fair(kind, rewind.mode, rewind.step, prune.held_at, prune.granularity)
+    fairness.check_fair(kind, experiment.prune, experiment.rewind)
     return branches.BRANCHES[kind].function
 
 

@@ -16,14 +16,23 @@ from lottery.models import networks
 from lottery.models.kerases import is_keras
 from lottery.pipeline import building
 from lottery.pipeline.prepared import Ingredients, Prepared
-from lottery.pruning import branches
+from lottery.pruning import branches, rewinding
 from lottery.sparse.reading import Network
-from lottery.training import engines, mirrored
+from lottery.training import compiling, engines, mirrored
 
 _BRIGHTEST = 255  # the largest value of a pixel of one byte
 _DIM = 100  # no pixel of an unscaled data set is brighter than this only if all images are dark
+FIXED_SCALING = ("Rescaling", "Normalization")  # layers that scale by numbers that are not trained
 # Layers that bring their inputs to a common scale.
-_SCALING = ("Rescaling", "Normalization", "BatchNormalization", "LayerNormalization", "Embedding")
+_SCALING = (*FIXED_SCALING, "BatchNormalization", "LayerNormalization", "Embedding")
+
+
+def check_rate(experiment: config.Experiment, model: Any) -> None:
+    """Raise `LotteryError` if the learning rate is a function of no step that some network has to begin it at."""
+    rewind, controls = experiment.rewind, [branches.BRANCHES[name] for name in experiment.run.controls]
+    begins_later = rewind.step or rewinding.REWINDS[rewind.mode].keeps_rate
+    if begins_later or any(control.is_long or control.trains_on for control in controls):
+        compiling.check_schedule(model)
 
 
 def check_devices(experiment: config.Experiment) -> None:
@@ -70,6 +79,9 @@ def notes(prepared: Prepared, ingredients: Ingredients, inputs: Any) -> Iterator
         module = experiment.model.name.partition(":")[0]
         yield f"{experiment.model.name} is imported from {networks.module_file(module)}."
     yield from getattr(prepared.data, "notes", ())
+    if ingredients.data is not None and isinstance(prepared.data, Splits) and prepared.data.train.x.dtype == np.uint8:
+        how = f'data.pixels = "{experiment.data.pixels}"'
+        yield f"The inputs are of type uint8, so they are scaled as pixels ({how}); floats stay as they are."
     variables = weights.variables(model)
     for name, why in weights.unprunable(model).items():
         # Everybody expects vectors to stay: biases, statistics, seeds.

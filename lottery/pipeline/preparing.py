@@ -46,13 +46,14 @@ def _with_trainer(experiment: config.Experiment, ingredients: Ingredients) -> Pr
     checks.check_model(experiment, model)
     criterion = criteria.facts(experiment.prune.criterion)
     if ingredients.have_own_model(experiment):
-        loaded = _as_the_model_reads(loaded, model)
+        loaded = _as_the_model_reads(loaded, experiment.data, model)
         experiment = with_model(experiment, model, ingredients.model is not None)
     if ingredients.data is not None:
         experiment = with_data(experiment, loaded)
     # It is compiled before the data are checked: its loss says what labels it takes.
     inputs, schedule_step = examples.example_batch(loaded, model)[0], schedules.step_variable()
     compiling.compile_model(model, experiment.train, inputs, schedule_step)
+    checks.check_rate(experiment, model)
     if isinstance(loaded, Splits):
         num_scored = experiment.prune.num_examples if criterion.needs_network else None
         examples.check_data(model, loaded, experiment.train.batch_size, inputs, num_scored)
@@ -66,12 +67,17 @@ def _with_trainer(experiment: config.Experiment, ingredients: Ingredients) -> Pr
     return replace(prepared, cautions=found, notes=(*checks.notes(prepared, ingredients, inputs), *found))
 
 
-def _as_the_model_reads(loaded: Splits | Streams, model: Any) -> Splits | Streams:
-    """Take images of whole numbers for what they are to a model that looks them up, as an Embedding does."""
+def _as_the_model_reads(loaded: Splits | Streams, settings: data.Data, model: Any) -> Splits | Streams:
+    """Leave images of whole numbers as they are to a model that looks them up, as an Embedding does, or scales them."""
     if not isinstance(loaded, Splits) or loaded.train.x.dtype != np.uint8:
         return loaded
     probe = loaded.train.x[: examples.fixed_batch(model) or examples.NUM_EXAMPLES]
-    return data.as_integers(loaded) if examples.reads_integers(model, probe) else loaded
+    if examples.reads_integers(model, probe):
+        return data.as_integers(loaded, "the model takes whole numbers")
+    scaling = [layer.name for layer in weights.all_layers(model) if type(layer).__name__ in checks.FIXED_SCALING]
+    if scaling and settings.pixels == data.USUAL:
+        return data.as_integers(loaded, f"the model scales them itself, by the layer {scaling[0]!r}")
+    return loaded
 
 
 def _trainer(

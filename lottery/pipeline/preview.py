@@ -7,12 +7,13 @@ from rich import filesize
 
 from lottery import config, data, weights
 from lottery.errors import LotteryError
-from lottery.formatting import column, replicates
+from lottery.formatting import replicates
 from lottery.grids import Table
 from lottery.models import networks
-from lottery.pipeline import building, presets
+from lottery.pipeline import building, network_training, presets
 from lottery.pruning import granularity, plan
 from lottery.runs import store
+from lottery.runs.store import NetworkId
 from lottery.runs.stored import stored_rounds
 
 
@@ -67,10 +68,12 @@ def sizes(experiment: config.Experiment, num_entries: int) -> dict[str, int]:
 
     Each network is stored with two sets of weights in single precision, and with masks of one bit for each entry.
     """
-    num = len(store.wanted(experiment)) * experiment.run.num_replicates
+    networks, replicates = store.wanted(experiment), experiment.run.num_replicates
+    num = len(networks) * replicates
+    spans = [network_training.steps_of(experiment, NetworkId(1, *network)) for network in networks]
     return {
         "networks": num,
-        "steps": num * experiment.train.num_steps,
+        "steps": replicates * sum(last - first for first, last in spans),
         "bytes": num * (8 * num_entries + num_entries // 8),
     }
 
@@ -79,8 +82,7 @@ def sentences(experiment: config.Experiment, num_entries: int) -> list[str]:
     """Say what an experiment would train and store."""
     found = sizes(experiment, num_entries)
     of = f"{len(store.wanted(experiment)):,} for each of {replicates(experiment.run.num_replicates)}"
-    steps, each = column([found["steps"], experiment.train.num_steps])
     return [
-        f"{found['networks']:,} networks, {of}: {steps} steps of training, at {each} each.",
+        f"{found['networks']:,} networks, {of}: {found['steps']:,} steps of training.",
         f"About {filesize.decimal(found['bytes'])} of weights and masks on disk.",
     ]

@@ -94,7 +94,7 @@ class Chain:
         )
         held_at = mask_actions.values(at_initial, start)
         rng = rewinding.rng_for(experiment.run.seed, self.replicate, number)
-        return rewinding.rewound(experiment.rewind.mode, start, source.before, masks, rng, held_at)
+        return rewinding.rewound(experiment.rewind.mode, start, source.scored, masks, rng, held_at)
 
     def train(self, number: int, start: Weights, masks: Masks) -> Trained:
         """Train the network of a round; of the dense one, states on the way are kept for `store`."""

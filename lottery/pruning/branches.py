@@ -77,6 +77,7 @@ class Branch:
     kind: Literal["control", "alternative", "other"] = "control"
     learns: supermasks.Rule | None = None  # how it learns masks, if it does
     starts: Literal["initial", "rewind", "end"] = "rewind"  # training, at: step 0, the rewind step, the last step
+    trains_on: bool = False  # from weights at the end of a training, which are not set back
     # Its masks or its start take the trainings that led to the ticket; else it needs at most counts of the ticket.
     needs_ticket: bool = True
     needs_gradients: bool = False  # of masked entries, for each change of its masks
@@ -319,8 +320,14 @@ def _alternative(function: BranchFunction, **facts: Any) -> Branch:
 
 def _retraining(function: BranchFunction) -> Branch:
     """An alternative that trains survivors on, under the ticket's masks."""
-    starts_from = "the weights at the end of the training that was pruned"
-    return Branch(function, kind="alternative", starts_from=starts_from, past="in all trainings before")
+    return Branch(
+        function,
+        kind="alternative",
+        trains_on=True,
+        starts_from="the weights at the end of the training that was pruned",
+        past="in all trainings before",
+        refused={"trained": 'the ticket itself is trained on; use a run of rewind.mode = "weights"'},
+    )
 
 
 # By the name in ``run.controls`` and `lottery branch`.
@@ -405,6 +412,12 @@ def controls() -> list[str]:
 def find(label: str) -> Branch | None:
     """Find the branch that is stored under a label, such as ``transfer-digits``; None for a function of the user's."""
     return BRANCHES.get(label.partition("-")[0])
+
+
+def trains_on(label: str, mode: str) -> bool:
+    """Return True if a network, in a run with a rewinding mode, begins with weights at the end of a training."""
+    known = find(label)
+    return not rewinding.REWINDS[mode].trains_again or (known is not None and known.trains_on)
 
 
 def kept_steps(start: BranchStart) -> dict[str, int]:

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from lottery.errors import LotteryError
 from lottery.pruning import mask_actions, rewinding
 from lottery.pruning.branches import BRANCHES, Branch, find
+from lottery.pruning.criteria import facts
 from lottery.pruning.rewinding import Start
+from lottery.pruning.settings import Prune, Rewind
 
 
 @dataclass(frozen=True)
@@ -39,17 +41,20 @@ def comparison(label: str, mode: str = "weights", step: int = 0, held_at: str = 
     return known and beside(known, rewinding.start_of(mode, step), step, held_at)
 
 
-def check_fair(name: str, mode: str, step: int, held_at: str, granularity: str, subject: str = "") -> None:
+def check_fair(name: str, prune: Prune, rewind: Rewind, subject: str = "") -> None:
     """Raise `LotteryError` if a branch has no fair comparison with a run's tickets; `subject`, or its name, begins."""
     branch = BRANCHES[name]
-    start = rewinding.start_of(mode, step)
+    start = rewinding.start_of(rewind.mode, rewind.step)
     reasons = {
-        f'rewind.mode = "{mode}"': beside(branch, start, step).refused,
-        f'prune.held_at = "{held_at}"': beside(branch, start, step, held_at).refused,
+        f'rewind.mode = "{rewind.mode}"': beside(branch, start, rewind.step).refused,
+        f'prune.held_at = "{prune.held_at}"': beside(branch, start, rewind.step, prune.held_at).refused,
     }
-    if branch.of_entries and granularity != "weight":
+    if branch.of_entries and prune.granularity != "weight":
         why = "it keeps as many entries in all, one by one, and the ticket keeps whole groups; use random_mask"
-        reasons = {f'prune.granularity = "{granularity}"': why}
+        reasons = {f'prune.granularity = "{prune.granularity}"': why}
+    if branch.trains_on and facts(prune.criterion).needs_network:
+        why = "its masks are made before any training, so no trained weights were pruned"
+        reasons = {f'prune.criterion = "{prune.criterion}"': why}
     for where, why in reasons.items():
         if why:
             raise LotteryError(f"{subject or name} cannot be compared fairly under {where}: {why}.")

@@ -221,8 +221,8 @@ def is_open_ended(settings: Prune) -> bool:
 
 
 def pruned_by(settings: Prune, number: int) -> int:
-    """Return the round whose trained weights a round has pruned."""
-    return 0 if is_from_dense(settings) else number - 1
+    """Return the round whose trained weights a round has pruned: that before; without iterations the dense one."""
+    return number - 1 if settings.iterative else 0
 
 
 def is_from_dense(settings: Prune) -> bool:

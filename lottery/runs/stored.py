@@ -117,9 +117,14 @@ class StoredRound:
             return store.read_start(self.run, self.replicate)
         set_back = rewinding.REWINDS[self.experiment.rewind.mode].set_back
         rng = rewinding.rng_for(self.experiment.run.seed, self.replicate, self.round)
-        # The round before is read from disk only where its weights decide the start.
-        trained = self.before.weights if set_back is rewinding.to_trained else {}
+        # What was pruned is read from disk only where its weights decide the start.
+        trained = self.pruned.weights if set_back is rewinding.to_trained else {}
         return set_back(self._initial, trained, self.masks, rng)
+
+    @cached_property
+    def pruned(self) -> "StoredRound":
+        """The round whose trained weights it has pruned."""
+        return StoredRound(self.run, self.replicate, plan.pruned_by(self.experiment.prune, self.round))
 
     @cached_property
     def before(self) -> "StoredRound":

@@ -348,11 +348,10 @@ def _round_of(
     spent = plan.steps_to(experiment.prune, stored.round, experiment.rewind.step, experiment.train.num_steps)
     units = store.read_environment(stored.run).get("units", ())
     shuffled = plan.of_weights(experiment.prune, ticket.masks, units).shuffled(ticket.masks)
-    pruned = StoredRound(stored.run, stored.replicate, plan.pruned_by(experiment.prune, stored.round))
     return branches.StoredTicket(
         ticket.masks, ticket.start, first, last, rng, lambda: fresh or stored.weights, initial, spent,
         learned=lambda rule: learned, at_initial=ticket.at_initial, held_at=ticket.held_at, shuffled=shuffled,
-        trained=lambda: pruned.weights,
+        trained=lambda: ticket.pruned.weights,
     )  # fmt: skip
 
 

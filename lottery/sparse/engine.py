@@ -272,5 +272,9 @@ def _rates(optimizer: Any) -> Callable[[np.ndarray], np.ndarray]:
     rate = optimizers.rate(optimizer)
     if hasattr(rate, "assign"):
         return lambda steps: np.full(len(steps), np.float32(rate.numpy()))
-    of_steps = tf.function(lambda steps: tf.map_fn(lambda step: tf.cast(rate(step), tf.float32), steps, tf.float32))
+
+    @tf.function(autograph=False)
+    def of_steps(steps: Any) -> Any:
+        return tf.map_fn(lambda step: tf.cast(rate(step), tf.float32), steps, tf.float32)
+
     return lambda steps: of_steps(tf.constant(steps, optimizer.iterations.dtype)).numpy()

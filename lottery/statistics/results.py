@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from lottery.grids import Table
+from lottery.pruning import branches
 from lottery.runs import store
 from lottery.runs.stored import StoredRound, stored_rounds
 from lottery.statistics import intervals, verdicts
@@ -34,8 +35,8 @@ def table(run: Path) -> Table:
     The budget of a replicate is the early-stop step of its dense network. ``budget_step`` is the step of a ticket's
     lowest validation loss up to the budget, ``budget_test_loss`` and ``_accuracy`` are measured there; all NaN for
     branches, and for tickets that an earlier version stored. ``dense_loss_step`` is the first evaluated step at which
-    the validation loss is not above the lowest of the dense network; NaN if it is never reached, for transfers, and in
-    runs of earlier versions.
+    the validation loss is not above the lowest of the dense network; NaN if it is never reached, for transfers, for
+    networks that begin with trained weights, and in runs of earlier versions.
     """
     return rows_of(run, stored_rounds(run))
 
@@ -44,15 +45,18 @@ def rows_of(run: Path, networks: Iterable[StoredRound]) -> Table:
     """Gather the rows of `table` for some networks of a run, in their order."""
     import pandas as pd
 
-    num_steps = store.read_experiment(run).train.num_steps
+    experiment = store.read_experiment(run)
     rows, dense = [], {}
     for stored in networks:
         record = stored.record
         if stored.branch == store.TICKET and not stored.round:
             dense[stored.replicate] = record
-        row = {"run": stored.run.resolve().name, "last_step": record.get("last_step", num_steps)}
+        row = {"run": stored.run.resolve().name, "last_step": record.get("last_step", experiment.train.num_steps)}
         row |= {column: record[column] for column in _OF_RECORD}
         rows.append(row | _beside_dense(stored, dense.get(stored.replicate)))
+        # A network that trains on begins with what dense, and rounds before, have learnt.
+        if stored.round and branches.trains_on(stored.branch, experiment.rewind.mode):
+            rows[-1]["dense_loss_step"] = None
     measured = [column for column in COLUMNS if column.endswith(("loss", "accuracy")) or column in BESIDE_DENSE]
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict.fromkeys(measured, float))
 

@@ -98,6 +98,18 @@ def compile_model(model: Any, settings: Train, example: Any, schedule_step: Any 
     model.compile(optimizer=optimizer(keras, settings, schedule_step), loss=loss, metrics=["accuracy"])
 
 
+def check_schedule(model: Any) -> None:
+    """Raise `LotteryError` if a learning rate is a function that takes no step, and so begins anew in each network."""
+    schedule = keras_of(model).optimizers.schedules.LearningRateSchedule
+    for inner in optimizers.plain(model.optimizer):
+        rate = optimizers.rate(inner)
+        if callable(rate) and not hasattr(rate, "assign") and not isinstance(rate, schedule):
+            raise LotteryError(
+                "The learning rate of the model's optimizer is a function without arguments, which cannot begin at a "
+                "later step; use a LearningRateSchedule."
+            )
+
+
 def _are_probabilities(outputs: Any) -> bool:
     """Check if outputs are probabilities; raise `LotteryError` if they are of no classes."""
     if not hasattr(outputs, "shape"):
@@ -154,8 +166,10 @@ def examine(model: Any, example: tuple[Any, Any]) -> Examined:
     """See what a compiled model's own steps report and draw, by tracing them on an example."""
     with fitting(model.name), mirrored.scope(mirrored.strategy_of(model)):
         # Both create variables, metrics and slots. Created later, while the loop is traced, they would not be reset.
+        model.reset_metrics()
         test_logs = mirrored.on_each(model, model.test_step, example)
-        model.optimizer.build(model.trainable_variables)
+        _check_evaluation(model)
+        _build_optimizer(model)
         with _updating_one_weight(model):
             step = traced(lambda batch: mirrored.on_each(model, model.train_step, batch), example)
         metrics = set(model.get_metrics_result())
@@ -168,6 +182,29 @@ def examine(model: Any, example: tuple[Any, Any]) -> Examined:
         step=step,
         variables=tuple(step.graph.variables),
     )
+
+
+def _build_optimizer(model: Any) -> None:
+    """Make the variables of a model's optimizer, or raise `LotteryError` if it cannot be trained with."""
+    if not hasattr(model.optimizer, "build"):
+        raise LotteryError("Optimizers of tf_keras.optimizers.legacy are not supported; use tf_keras.optimizers.")
+    model.optimizer.build(model.trainable_variables)
+    for inner in optimizers.plain(model.optimizer):
+        if hasattr(inner, "_u_product_counter"):  # tf_keras 2.21
+            raise LotteryError(
+                "tf_keras' Nadam counts its steps when it is traced, and not when it trains, so its results depend on "
+                "how often that happens; use another optimizer, or a Keras 3 model."
+            )
+
+
+def _check_evaluation(model: Any) -> None:
+    """Raise `LotteryError` if an evaluation by Keras' own step, which has just been done, has reached no metric."""
+    values = [np.asarray(variable) for metric in model.metrics for variable in metric.variables]
+    if is_keras(type(model).test_step) and values and not any(np.any(value) for value in values):
+        raise LotteryError(
+            "The model's metrics property leaves out the metrics that Keras' own test_step updates, so an evaluation "
+            "reports 0 for each; give the model a test_step of its own."
+        )
 
 
 def traced_evaluation(model: Any, example: tuple[Any, Any]) -> list[Any]:

@@ -256,8 +256,33 @@ def test_a_branch_that_trains_on_is_the_first_round_of_the_rewinding_mode(tmp_pa
     kept = files.read_masks(folder_of(run) / "masks.safetensors")
     start = masks.apply(state(folder_of(run, index=1)), kept)
     assert later["start_sha256"] == weights.fingerprint(start)
-    costs_of = costs.table(run.path).set_index(["branch", "round"])
-    assert costs_of["spent_steps"][branch, 2] == 40 + 2 * (40 - K)
+    assert spent_steps(run, branch) == 40 + 2 * (40 - K)
+    # It begins with what dense has learnt, so that nothing can be said of how fast it learns.
+    assert run.table().query("branch == @branch")["dense_loss_step"].isna().all()
+    assert other.table().query("round > 0")["dense_loss_step"].isna().all()
+
+
+def spent_steps(run, branch, index=2):
+    return costs.table(run.path).set_index(["branch", "round"])["spent_steps"][branch, index]
+
+
+def test_without_iterations_what_is_trained_on_is_the_dense_network_which_each_round_prunes(tmp_path):
+    overrides = {"prune": {"iterative": False}, "run": {"num_replicates": 1}}
+    run = go(tmp_path, overrides).branch("fine_tuning", model=build, data=arrays(), on_event=quietly)
+    other = go(tmp_path, overrides | {"rewind": {"mode": "fine_tune"}})
+    for made, branch in ((run, "fine_tuning"), (other, "ticket")):
+        folder = folder_of(made, branch=branch)
+        start = masks.apply(state(folder_of(made, index=0)), files.read_masks(folder / "masks.safetensors"))
+        assert record(folder)["start_sha256"] == weights.fingerprint(start)
+        assert spent_steps(made, branch) == 40 + 40 and not is_right(made)
+
+
+def test_masks_from_before_training_leave_nothing_to_train_on():
+    for branch in ("fine_tuning", "learning_rate_rewinding"):
+        with pytest.raises(LotteryError, match=r'prune\.criterion = "snip": its masks are made before any training'):
+            config.load({"prune": {"criterion": "snip"}, "run": {"controls": [branch]}})
+        with pytest.raises(LotteryError, match="the ticket itself is trained on"):
+            config.load({"rewind": {"mode": "fine_tune"}, "run": {"controls": [branch]}})
 
 
 def test_one_shot_rounds_are_all_pruned_from_the_dense_network(tmp_path):

@@ -25,6 +25,11 @@ def test_a_plan_has_the_densities_that_the_run_has(small_run):
         assert found["density"].tolist() == pytest.approx(expected["density"].tolist())
     sizes = preview.sizes(experiment, int(expected["num_kept"][0]))
     assert sizes["networks"] == len(rows) and sizes["steps"] == len(rows) * experiment.train.num_steps
+    longer = config.load(None, {"rewind": {"step": 100}, "run": {"controls": ["rigl_long", "untrained"]}})
+    steps, last, k = longer.train.num_steps, longer.prune.num_rounds, 100
+    tickets = [steps] + [steps - k] * last
+    long = [sum(tickets[: number + 1]) for number in longer.run.control_rounds]
+    assert preview.sizes(longer, 1)["steps"] == longer.run.num_replicates * (sum(tickets) + sum(long))
     stored = sum(path.stat().st_size for path in small_run.path.glob("replicate-*/round-*/*.safetensors"))
     assert sizes["bytes"] > 0.4 * stored
 
