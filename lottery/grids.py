@@ -1,7 +1,7 @@
-"""A table of texts, which a terminal, a notebook and a page show alike."""
+"""A table of texts, which a terminal, a notebook and a page show alike; and the data frames that they are made of."""
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
@@ -10,6 +10,14 @@ from lottery.errors import printable
 
 # A pandas data frame, which is slow to import and which type checkers take apart wrongly.
 Table = Any
+
+
+def frame(rows: Iterable[Any], columns: Sequence[str]) -> Table:
+    """Make a data frame of rows, or an empty one with these columns."""
+    import pandas as pd
+
+    return pd.DataFrame(rows, columns=list(columns))
+
 
 GOOD, OPEN, BAD = "good", "open", "bad"  # tones of a text
 

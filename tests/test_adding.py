@@ -97,7 +97,8 @@ FILES = {
     """,
     "analysis": """
         from lottery.analysis import ANALYSES
-        from lottery.figures.record import Analysis, frame
+        from lottery.figures.record import Analysis
+        from lottery.grids import frame
         from lottery.runs.stored import stored_rounds
 
 

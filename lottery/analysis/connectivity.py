@@ -10,9 +10,9 @@ import numpy as np
 
 from lottery.errors import unknown
 from lottery.figures import layout, style
-from lottery.figures.record import Analysis, frame
+from lottery.figures.record import Analysis
 from lottery.formatting import percent
-from lottery.grids import Table
+from lottery.grids import Table, frame
 from lottery.runs import siblings, store
 from lottery.runs.siblings import RECOMPUTED, STORED
 from lottery.statistics import intervals

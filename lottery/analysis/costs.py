@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from lottery import config
-from lottery.figures.record import Analysis, frame
-from lottery.grids import Table
+from lottery.figures.record import Analysis
+from lottery.grids import Table, frame
 from lottery.models import multiply_adds
 from lottery.pruning import branches, mask_actions, plan
 from lottery.runs import store

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple, TypedDict, Unpack
 
 from lottery.errors import unknown
 from lottery.figures import layout, style
-from lottery.figures.record import Analysis, frame
-from lottery.grids import Table
+from lottery.figures.record import Analysis
+from lottery.grids import Table, frame
 from lottery.runs import store
 from lottery.runs.stored import stored_rounds
 

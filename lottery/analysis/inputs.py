@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from lottery.figures import layout, style
-from lottery.figures.record import Analysis, frame
-from lottery.grids import Table
+from lottery.figures.record import Analysis
+from lottery.grids import Table, frame
 from lottery.models import graph
 from lottery.runs import store
 from lottery.runs.stored import stored_rounds

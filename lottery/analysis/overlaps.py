@@ -12,8 +12,8 @@ from lottery import masks
 from lottery.analysis import matching
 from lottery.errors import LotteryError
 from lottery.figures import style
-from lottery.figures.record import Analysis, NothingToDraw, frame
-from lottery.grids import Table
+from lottery.figures.record import Analysis, NothingToDraw
+from lottery.grids import Table, frame
 from lottery.masks import Masks
 from lottery.runs.stored import stored_rounds
 

@@ -1,6 +1,6 @@
 """The record of an analysis: its table, its figure, and everything that commands and pages need to show them."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +10,6 @@ from lottery.grids import Table
 
 class NothingToDraw(LotteryError):
     """A run has nothing of what a figure shows."""
-
-
-def frame(rows: Iterable[Any], columns: Sequence[str]) -> Table:
-    """Make a data frame of rows, or an empty one with these columns."""
-    import pandas as pd
-
-    return pd.DataFrame(rows, columns=list(columns))
 
 
 @dataclass(frozen=True)

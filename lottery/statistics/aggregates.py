@@ -17,7 +17,7 @@ import numpy as np
 from lottery import config
 from lottery.errors import LotteryError, unknown
 from lottery.formatting import listed, ranges
-from lottery.grids import Table
+from lottery.grids import Table, frame
 from lottery.runs import store
 from lottery.statistics import comparison, intervals, results
 from lottery.statistics.comparison import WITHIN
@@ -98,8 +98,6 @@ def summary(found: Table, confidence: float = 0.95) -> Table:
         same of the first method against this one. The ends of intervals are from a percentile bootstrap that draws
         replicates within each task, and keeps the networks of a replicate together; infinite for one replicate.
     """
-    import pandas as pd
-
     lines = []
     for at, methods in _matrices(found):
         first, *_ = methods.values()
@@ -113,7 +111,7 @@ def summary(found: Table, confidence: float = 0.95) -> Table:
             if own is not first:
                 first_over = _improvement(first.accuracy, own.accuracy, counts, confidence)
             lines.append((at, method, tasks, num, middle, *ends, *over_dense, *first_over))
-    return pd.DataFrame(lines, columns=list(SUMMARY))
+    return frame(lines, SUMMARY)
 
 
 def profile(found: Table, thresholds: Sequence[float] = (), confidence: float = 0.95) -> Table:
@@ -127,8 +125,6 @@ def profile(found: Table, thresholds: Sequence[float] = (), confidence: float = 
     Returns:
         A data frame with the columns `PROFILE`, by density, method and threshold.
     """
-    import pandas as pd
-
     lines = []
     for at, methods in _matrices(found):
         every = np.unique([own.score for own in methods.values()])
@@ -139,7 +135,7 @@ def profile(found: Table, thresholds: Sequence[float] = (), confidence: float = 
             for threshold in thresholds if len(thresholds) else (below, *every):
                 ends = _ends((flat > threshold).mean(axis=1), own.score, confidence)
                 lines.append((at, method, float(threshold), float((own.score > threshold).mean()), *ends))
-    return pd.DataFrame(lines, columns=list(PROFILE))
+    return frame(lines, PROFILE)
 
 
 def notes(found: Table) -> list[str]:

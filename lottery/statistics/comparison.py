@@ -8,7 +8,7 @@ from typing import Any
 
 from lottery.errors import LotteryError
 from lottery.formatting import ranges
-from lottery.grids import Table
+from lottery.grids import Table, frame
 from lottery.runs import store
 from lottery.statistics import intervals, results, verdicts
 from lottery.statistics.metric import ACCURACY, LOSS, Metric, metric_of, of_tickets, unit
@@ -100,7 +100,7 @@ def compared(tables: Mapping[str, Table], measure: str = "", confidence: float =
         pairs = verdicts.differences(both, measure, "first", confidence)
         lines += _lines(name, aligned, measure, confidence, pairs)
     what = "loss" if measure.endswith("loss") else "accuracy"
-    found = pd.DataFrame(lines, columns=[what if column == "accuracy" else column for column in COLUMNS])
+    found = frame(lines, [what if column == "accuracy" else column for column in COLUMNS])
     shared = sorted(set(found[found["run"] != first]["round"]))
     if not shared:
         raise LotteryError(

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery.grids import Table
+from lottery.grids import Table, frame
 from lottery.pruning import branches
 from lottery.runs import store
 from lottery.runs.stored import StoredRound, stored_rounds
@@ -43,8 +43,6 @@ def table(run: Path) -> Table:
 
 def rows_of(run: Path, networks: Iterable[StoredRound]) -> Table:
     """Gather the rows of `table` for some networks of a run, in their order."""
-    import pandas as pd
-
     experiment = store.read_experiment(run)
     rows, dense = [], {}
     for stored in networks:
@@ -58,7 +56,7 @@ def rows_of(run: Path, networks: Iterable[StoredRound]) -> Table:
         if stored.round and branches.trains_on(stored.branch, experiment.rewind.mode):
             rows[-1]["dense_loss_step"] = None
     measured = [column for column in COLUMNS if column.endswith(("loss", "accuracy")) or column in BESIDE_DENSE]
-    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict.fromkeys(measured, float))
+    return frame(rows, COLUMNS).astype(dict.fromkeys(measured, float))
 
 
 def _beside_dense(stored: StoredRound, dense: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from lottery.errors import LotteryError
 from lottery.formatting import ranges
-from lottery.grids import Table
+from lottery.grids import Table, frame
 from lottery.pruning import branches
 from lottery.runs import store
 from lottery.runs.stored import StoredRound, stored_rounds
@@ -102,8 +102,6 @@ def table(run: Path, tolerance: float = TOLERANCE, confidence: float = 0.95) -> 
     Raises:
         LotteryError: A network has no predictions, or was tested on other examples.
     """
-    import pandas as pd
-
     networks, rule = _networks(run), Rule(tolerance=tolerance)
     rounds = sorted(round for branch, round in networks if branch == store.TICKET and round)
     others = [branch for branch in dict.fromkeys(branch for branch, _ in networks) if branch != store.TICKET]
@@ -122,7 +120,7 @@ def table(run: Path, tolerance: float = TOLERANCE, confidence: float = 0.95) -> 
             verdict, two_way_verdict = rule.verdict(*seeds), rule.verdict(*both)
         place = measure, round, tickets[replicates[0]].record["density"], against
         lines.append((*place, *differences.shape, mean, *seeds, verdict, *both, two_way_verdict))
-    return pd.DataFrame(lines, columns=list(COLUMNS))
+    return frame(lines, COLUMNS)
 
 
 def sentences(found: Table) -> list[str]:

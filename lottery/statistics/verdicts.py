@@ -19,7 +19,7 @@ import numpy as np
 
 from lottery import config, grids
 from lottery.errors import LotteryError, unknown
-from lottery.grids import Table
+from lottery.grids import Table, frame
 from lottery.pruning import branches, fairness
 from lottery.runs import store
 from lottery.runs.stored import StoredRound
@@ -213,8 +213,6 @@ def differences(
     Of the columns `DIFFERENCES`, ``replicates`` counts the pairs, ``std`` is the sample standard deviation (NaN for
     one pair), ``low`` and ``high`` are from `intervals.mean_interval` with the spacing (infinite for one pair).
     """
-    import pandas as pd
-
     density = of_tickets(rows).groupby("round")["density"].mean()
     measure = measure or metric_of(rows).early_stop
     found = paired(rows, measure, against)
@@ -226,7 +224,7 @@ def differences(
         if len(pairs):
             mean, low, high = intervals.mean_interval(pairs.tolist(), confidence, size, spacing)
             lines.append((number, density[number], len(pairs), mean, pairs.std(), low, high))
-    return pd.DataFrame(lines, columns=list(DIFFERENCES))
+    return frame(lines, DIFFERENCES)
 
 
 def judged(rows: Table, rule: Rule = DEFAULT) -> Table:
@@ -251,8 +249,6 @@ def judged(rows: Table, rule: Rule = DEFAULT) -> Table:
     - ``matching_p``, ``winning_p``, ``better_p``, ``final_p``: one-sided p values, for `smallest_shown`; better is what
       is above zero within the budget, or at the early-stop step of tickets that cannot be winning
     """
-    import pandas as pd
-
     rows = scored(rows, rule.metric)
     # Tickets that cannot be winning have no budget, and their early stop is not compared.
     can_win = rule.word == WINNING
@@ -287,7 +283,7 @@ def judged(rows: Table, rule: Rule = DEFAULT) -> Table:
             line["final_verdict"] = rule.verdict(final["low"], final["high"])
             line["final_p"] = rule.p_value(final, rule.bound)
         lines.append(line)
-    return pd.DataFrame(lines, columns=list(JUDGED)).astype({"needed": float})
+    return frame(lines, JUDGED).astype({"needed": float})
 
 
 def smallest_shown(lines: Table, rule: Rule = DEFAULT, p: str = "winning_p") -> dict[str, Any] | None:
