@@ -65,6 +65,12 @@ def use_threads(wanted: int) -> int:
     return wanted
 
 
+def begin_as(recorded: Mapping[str, Any]) -> None:
+    """Begin with the setting of oneDNN and the number of threads that a stored run has recorded."""
+    onednn.begin(recorded)
+    use_threads(recorded["num_threads"])
+
+
 def of_like_run(out: str | Path, experiment: config.Experiment) -> Mapping[str, Any]:
     """Return what an incomplete run that may be this experiment's has recorded; nothing if there is none."""
     # The run of an experiment with a user's model is known only when the model is built, and by then TensorFlow has
@@ -162,6 +168,23 @@ def changed(stored: Mapping[str, Any]) -> list[str]:
     """List the keys of a recorded environment, ``python``, ``versions`` and ``processor``, that differ here."""
     now = _versions()
     return [key for key in now if stored[key] != now[key]]
+
+
+def elsewhere(recorded: Mapping[str, Any]) -> list[str]:
+    """List what may round differently from when the run was trained."""
+    words = {"python": "another Python", "versions": "other versions of packages", "processor": "another processor"}
+    found = [words[key] for key in changed(recorded)]
+    if num_threads() != recorded["num_threads"]:
+        found.append("another number of threads")
+    import tensorflow as tf  # after the line above, which keeps it quiet
+
+    if onednn.differs(recorded):
+        found.append("another setting of oneDNN")
+    if recorded.get("num_devices", 1) > 1:
+        found.append("another number of devices")
+    if tf.config.list_physical_devices("GPU"):
+        found.append("a GPU, which adds up in any order")
+    return found
 
 
 def _versions() -> dict[str, Any]:

@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from lottery import randomness, weights
 from lottery.errors import LotteryError
-from lottery.pipeline import agreement, branch_training, building, environment, onednn, preparing, ties
+from lottery.pipeline import agreement, branch_training, building, environment, preparing, ties
 from lottery.pipeline.prepared import Ingredients, Prepared, with_other_data, without_functions
 from lottery.pruning import branches
 from lottery.runs import siblings, store
@@ -62,9 +61,8 @@ def opened(
     experiment, recorded = store.read_experiment(run), store.read_environment(run)
     if not recorded:
         raise LotteryError(f"No round of {str(run)!r} is complete yet.")
-    onednn.begin(recorded)
-    with contextlib.suppress(LotteryError):  # TensorFlow has started with another number
-        environment.use_threads(recorded["num_threads"])
+    with contextlib.suppress(LotteryError):  # TensorFlow has started with another number of threads
+        environment.begin_as(recorded)
     with contextlib.ExitStack() as stack:
         stack.enter_context(randomness.put_back())
         prepared = preparing.prepare(without_functions(experiment), ingredients)
@@ -74,7 +72,7 @@ def opened(
             raise LotteryError(f"The units that {str(run)!r} has in environment.json are not those of its model.")
         wanted = prepared.experiment.model_copy(update={"model": experiment.model})
         notes = agreement.agreed(run, wanted, prepared.experiment, prepared.observe)
-        again = _Recomputing(run, ingredients, on_network, prepared, elsewhere(recorded), notes, stack)
+        again = _Recomputing(run, ingredients, on_network, prepared, environment.elsewhere(recorded), notes, stack)
         rule = "every prediction had to be the same"
         if again.elsewhere:
             rule = (
@@ -239,20 +237,3 @@ class _Recomputing:
     def _note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
-
-
-def elsewhere(recorded: dict[str, Any]) -> list[str]:
-    """List what may round differently from when the run was trained."""
-    words = {"python": "another Python", "versions": "other versions of packages", "processor": "another processor"}
-    found = [words[key] for key in environment.changed(recorded)]
-    if environment.num_threads() != recorded["num_threads"]:
-        found.append("another number of threads")
-    import tensorflow as tf  # after the line above, which keeps it quiet
-
-    if onednn.differs(recorded):
-        found.append("another setting of oneDNN")
-    if recorded.get("num_devices", 1) > 1:
-        found.append("another number of devices")
-    if tf.config.list_physical_devices("GPU"):
-        found.append("a GPU, which adds up in any order")
-    return found

@@ -16,7 +16,7 @@ from lottery import interrupts, progress, randomness
 from lottery.errors import LotteryError
 from lottery.executors.scheduler import Job
 from lottery.formatting import listed
-from lottery.pipeline import environment, onednn, recomputing, worker
+from lottery.pipeline import environment, recomputing, worker
 from lottery.pipeline.prepared import Ingredients
 from lottery.pruning import branches
 from lottery.runs import store, verification
@@ -58,9 +58,8 @@ def retrained(
     the model are not those of the run, or a network cannot be trained.
     """
     experiment, recorded = store.read_experiment(run), store.read_environment(run)
-    onednn.begin(recorded)
-    environment.use_threads(recorded["num_threads"])  # or this process would look like another machine
-    elsewhere = recomputing.elsewhere(recorded)
+    environment.begin_as(recorded)  # or this process would look like another machine
+    elsewhere = environment.elsewhere(recorded)
     with contextlib.ExitStack() as stack:
         temporary = stack.enter_context(tempfile.TemporaryDirectory())
         stack.enter_context(randomness.put_back())
@@ -96,7 +95,7 @@ def _put_back(stored: StoredRound, again: StoredRound) -> None:
 
 def rule(run: Path, num: int) -> str:
     """Say in a sentence how networks that were trained again were compared."""
-    elsewhere = recomputing.elsewhere(store.read_environment(run))
+    elsewhere = environment.elsewhere(store.read_environment(run))
     networks = "1 network was" if num == 1 else f"{num} networks were"
     if not elsewhere:
         return f"{networks} trained again: all their files have the same bytes."

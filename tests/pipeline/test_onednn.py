@@ -178,12 +178,12 @@ def test_a_note_says_how_where_it_would_have_paid(name, build, steps, words, mon
 
 
 def test_another_setting_is_another_environment(small_run, monkeypatch):
-    from lottery.pipeline import agreement, recomputing, sweeping
+    from lottery.pipeline import agreement, environment, sweeping
 
     recorded = store.read_environment(small_run.path)
     other = {**recorded, "onednn": not recorded["onednn"]}
-    assert "another setting of oneDNN" in recomputing.elsewhere(other)
-    assert "another setting of oneDNN" not in recomputing.elsewhere(recorded)
+    assert "another setting of oneDNN" in environment.elsewhere(other)
+    assert "another setting of oneDNN" not in environment.elsewhere(recorded)
     observed = {"observed": {"num_gpus": 0, "opaque": False}}
     assert agreement.other_environment(other | observed, observed["observed"]) == "another setting of oneDNN"
     experiment = small_run.experiment

@@ -14,7 +14,7 @@ import lottery
 from lottery import config, progress
 from lottery.data import read_npz
 from lottery.errors import LotteryError
-from lottery.pipeline import recomputing, retraining
+from lottery.pipeline import environment, recomputing, retraining
 from lottery.pipeline.prepared import Ingredients
 from lottery.runs import store, verification
 from lottery.runs.stored import StoredRound, stored_rounds
@@ -171,7 +171,7 @@ def test_the_data_may_lie_in_another_file(tmp_path):
 
 def test_on_another_processor_accuracies_are_compared(forged, monkeypatch):
     path = forged(forge.predictions)
-    monkeypatch.setattr(recomputing, "elsewhere", lambda recorded: ["another processor"])
+    monkeypatch.setattr(environment, "elsewhere", lambda recorded: ["another processor"])
     ticket = [StoredRound(path, 1, 1)]
     assert found_by_retraining(path, ticket) == {}  # four of 360 are less than two points
     forge.more_right(StoredRound(path, 1, 1), -40, "final")
@@ -188,7 +188,7 @@ def test_as_many_as_there_are_are_chosen_each_once(run):
 
 def test_one_sided_differences_are_found_though_each_could_be_rounding(run, monkeypatch):
     """As if every example were a tie: a few forged predictions in each network still favour the record."""
-    monkeypatch.setattr(recomputing, "elsewhere", lambda recorded: ["another processor"])
+    monkeypatch.setattr(environment, "elsewhere", lambda recorded: ["another processor"])
     monkeypatch.setattr(recomputing.ties, "ROUNDING", 2.0)
     with recomputing.opened(run.path) as again:
         assert not [sentence for _, wrong in verification.verify(run.path, again) for sentence in wrong]
@@ -201,7 +201,7 @@ def test_one_sided_differences_count_over_the_run(forged, monkeypatch):
                 forge.more_right(StoredRound(path, replicate, index), 3)
                 forge.more_right(StoredRound(path, replicate, index), 3, "final")
 
-    monkeypatch.setattr(recomputing, "elsewhere", lambda recorded: ["another processor"])
+    monkeypatch.setattr(environment, "elsewhere", lambda recorded: ["another processor"])
     monkeypatch.setattr(recomputing.ties, "ROUNDING", 2.0)
     path = forged(six_in_each)
     with recomputing.opened(path) as again:
