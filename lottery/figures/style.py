@@ -9,7 +9,6 @@ from lottery.errors import LotteryError, unknown
 from lottery.figures.record import NothingToDraw
 from lottery.grids import Table
 from lottery.statistics import intervals
-from lottery.statistics.metric import unit
 
 BranchStyle = tuple[Any, str, Any]  # colour, marker, line
 
@@ -123,7 +122,7 @@ def spread(table: Table, by: Sequence[str], column: str, interval: str = "range"
     found = groups.agg(**columns)
     if interval == "t":
         lists = groups[column].agg(lambda values: values.dropna().tolist())[column]
-        size = unit(table[column])
+        size = intervals.unit_of(table[column])
         found[["low", "high"]] = [
             intervals.mean_interval(values, unit=size)[1:] if values else (0.0, 0.0) for values in lists
         ]

@@ -11,7 +11,7 @@ from lottery.formatting import ranges
 from lottery.grids import Table, frame
 from lottery.runs import store
 from lottery.statistics import intervals, results, verdicts
-from lottery.statistics.metric import ACCURACY, LOSS, Metric, metric_of, of_tickets, unit
+from lottery.statistics.metric import ACCURACY, LOSS, Metric, metric_of, of_tickets
 
 COLUMNS = (
     "round", "density", "run", "replicates", "accuracy", "low", "high", "difference", "difference_low",
@@ -121,7 +121,7 @@ def _lines(
         values = part[measure].dropna()
         if values.empty:
             continue
-        mean, low, high = intervals.mean_interval(values.tolist(), confidence, unit(values))
+        mean, low, high = intervals.mean_interval(values.tolist(), confidence, intervals.unit_of(values))
         if measure.endswith("accuracy"):
             low, high = intervals.of_accuracy(low, high)
         pair = against.get(number, {})

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -23,8 +24,7 @@ def mean_interval(
     Args:
         values: One or more.
         confidence: The probability.
-        unit: Values are equal if they differ by at most a millionth of it, which is 1 for accuracies and their
-            differences, or of the largest.
+        unit: Values are equal if they differ by at most a millionth of it, or of the largest; see `unit_of`.
         spacing: Of differences of numbers that were each rounded to a multiple of it, such as steps. Rounding hides
             how far equal values are from each other, so s counts as that of the rounding at least: spacing / sqrt(6).
 
@@ -47,6 +47,11 @@ def mean_interval(
     std = max(float(numbers.std(ddof=1)), spacing / math.sqrt(6))
     half = float(special.stdtrit(num - 1, (1 + confidence) / 2)) * std / math.sqrt(num)
     return mean, mean - half, mean + half
+
+
+def unit_of(values: Any) -> float:
+    """Return the unit of a column for `mean_interval`: the mean of losses, which have none, and 1 of all others."""
+    return float(values.abs().mean()) if values.name.endswith("loss") else 1.0
 
 
 def of_accuracy(low: float, high: float) -> tuple[float, float]:

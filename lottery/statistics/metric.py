@@ -101,11 +101,6 @@ LOSS = Metric(
 )  # fmt: skip
 
 
-def unit(values: Any) -> float:
-    """Return the size that the values of a column have: the mean of losses, which have no unit; 1 of all others."""
-    return float(values.abs().mean()) if values.name.endswith("loss") else 1.0
-
-
 def metric_of(rows: Any) -> Metric:
     """Choose the metric of a table of `lottery.statistics.results.table`: the loss if no network has an accuracy."""
     has_loss = LOSS.early_stop in rows and rows[LOSS.early_stop].notna().any()

@@ -11,7 +11,7 @@ from lottery.pruning import branches
 from lottery.runs import store
 from lottery.runs.stored import StoredRound, stored_rounds
 from lottery.statistics import intervals, verdicts
-from lottery.statistics.metric import metric_of, of_dense, scored, transferred, unit
+from lottery.statistics.metric import metric_of, of_dense, scored, transferred
 
 COLUMNS = (
     "run", "replicate", "branch", "round", "density", "num_kept", "last_step", "early_stop_step",
@@ -157,5 +157,5 @@ def of_sweep(runs: Iterable[tuple[Path, Mapping[str, Any]]], tolerance: float | 
 def _ends(values: Any) -> tuple[float, float]:
     if not values.notna().all():
         return np.nan, np.nan
-    _, low, high = intervals.mean_interval(values.tolist(), unit=unit(values))
+    _, low, high = intervals.mean_interval(values.tolist(), unit=intervals.unit_of(values))
     return low, high

@@ -24,7 +24,7 @@ from lottery.pruning import branches, fairness
 from lottery.runs import store
 from lottery.runs.stored import StoredRound
 from lottery.statistics import intervals, power
-from lottery.statistics.metric import ACCURACY, Metric, controls, metric_of, of_dense, of_tickets, scored, unit
+from lottery.statistics.metric import ACCURACY, Metric, controls, metric_of, of_dense, of_tickets, scored
 
 TOLERANCE = ACCURACY.tolerance
 MEASURE = ACCURACY.early_stop
@@ -217,7 +217,7 @@ def differences(
     measure = measure or metric_of(rows).early_stop
     found = paired(rows, measure, against)
     # How small a difference of losses counts as none depends on the size of the losses.
-    size = unit(rows.loc[rows["branch"].isin((store.TICKET, against)), measure])
+    size = intervals.unit_of(rows.loc[rows["branch"].isin((store.TICKET, against)), measure])
     lines = []
     for number, column in found.items():
         pairs = column.dropna()

@@ -17,7 +17,7 @@ from lottery.runs import store
 from lottery.runs.stored import stored_rounds
 from lottery.settings import GIVEN
 from lottery.statistics import intervals, results, verdicts
-from lottery.statistics.metric import metric_of, unit
+from lottery.statistics.metric import metric_of
 from lottery.statistics.verdicts import Judgement, Rule
 from lottery.tickets.ticket_file import Contents
 
@@ -199,7 +199,7 @@ def _metrics(rows: Table, record: dict[str, Any], dense: dict[str, Any]) -> dict
     values = rows[rows["round"] == record["round"]][metric.early_stop].dropna()
     over: dict[str, Any] = {"count": len(values)}
     if len(values):
-        over[metric.early_stop] = _interval(*intervals.mean_interval(values.tolist(), unit=unit(values)))
+        over[metric.early_stop] = _interval(*intervals.mean_interval(values.tolist(), unit=intervals.unit_of(values)))
     if record["round"] > 0:
         differences = verdicts.differences(rows)
         for line in differences[differences["round"] == record["round"]].to_dict("records"):
