@@ -99,7 +99,7 @@ def sweep(
     """
     from lottery import config
     from lottery.pipeline import sweeping
-    from lottery.statistics import results
+    from lottery.statistics import comparison
     from lottery.statistics.metric import ACCURACY, LOSS
 
     words = config.parse_overrides(overrides or [])
@@ -107,7 +107,7 @@ def sweep(
     found = sweeping.points(file, words)
     with training.execution() as execution:
         runs = sweeping.sweep(file, words, out, execution, tolerance, import_code)
-    rows = results.of_sweep(zip(runs, (point.values for point in found), strict=True), tolerance)
+    rows = comparison.of_sweep(zip(runs, (point.values for point in found), strict=True), tolerance)
     if not as_data:
         shown = {key: rows[key].map(str) for key in found[0].values}
         change = (LOSS if "dense_loss" in rows else ACCURACY).change

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from lottery.formatting import ranges
 from lottery.grids import Table, frame
 from lottery.runs import store
 from lottery.statistics import intervals, results, verdicts
-from lottery.statistics.metric import ACCURACY, LOSS, Metric, metric_of, of_tickets
+from lottery.statistics.metric import ACCURACY, LOSS, Metric, metric_of, of_dense, of_tickets
 
 COLUMNS = (
     "round", "density", "run", "replicates", "accuracy", "low", "high", "difference", "difference_low",
@@ -164,3 +164,34 @@ def _partners(tickets: Table, reference: Table, within: float) -> dict[int, int]
         if number not in found and partner not in found.values():
             found[number] = partner
     return found
+
+
+def of_sweep(runs: Iterable[tuple[Path, Mapping[str, Any]]], tolerance: float | None = None) -> Table:
+    """Make a data frame with a row for each run of a sweep.
+
+    Args:
+        runs: Each run's folder, with the values that the grid sets in it, by key such as ``prune.rate``.
+        tolerance: What a matching ticket may lose; see `lottery.api.Run.verdict`.
+
+    Returns:
+        Columns: the keys of the grid; ``dense_accuracy``, the mean test accuracy of the dense networks at their
+        early-stop step, or ``dense_loss`` where no model measures accuracy; ``smallest_density_by_mean`` and
+        ``difference_by_mean``, density and difference from dense of the sparsest round that keeps up with dense by the
+        mean alone, which shows nothing yet; None if none does; ``run``, the folder.
+    """
+    import pandas as pd
+
+    rows = []
+    for run, values in runs:
+        stored = results.table(run)
+        metric = metric_of(stored)
+        best = verdicts.smallest_by_mean(stored, tolerance) or {}
+        texts = {key: value if isinstance(value, str | int | float) else str(value) for key, value in values.items()}
+        rows.append({
+            **texts,
+            f"dense_{metric.what}": of_dense(stored)[metric.early_stop].mean(),
+            "smallest_density_by_mean": best.get("density"),
+            "difference_by_mean": best.get("difference"),
+            "run": str(run),
+        })  # fmt: skip
+    return pd.DataFrame(rows)

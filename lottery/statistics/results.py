@@ -10,8 +10,8 @@ from lottery.grids import Table, frame
 from lottery.pruning import branches
 from lottery.runs import store
 from lottery.runs.stored import StoredRound, stored_rounds
-from lottery.statistics import intervals, verdicts
-from lottery.statistics.metric import metric_of, of_dense, scored, transferred
+from lottery.statistics import intervals
+from lottery.statistics.metric import metric_of
 
 COLUMNS = (
     "run", "replicate", "branch", "round", "density", "num_kept", "last_step", "early_stop_step",
@@ -109,49 +109,6 @@ def summary(rows: Table) -> Table:
     }
     found = rows.assign(censored=last).groupby(["branch", "round"], as_index=False).agg(**columns)
     return found.sort_values("branch", ignore_index=True, kind="stable", key=lambda column: column.map(order.index))
-
-
-def transfers(rows: Table) -> dict[str, Table]:
-    """Compare each transfer with the dense network that was trained on the same other data, by its label.
-
-    Returns the rows of `lottery.statistics.verdicts.differences`, of losses as gains (see `metric.Metric`); none where
-    the transfer of round 0 is not stored.
-    """
-    metric = metric_of(rows)
-    parts = rows[transferred(rows)].groupby("branch", sort=False)
-    scores = {label: scored(part.assign(branch=store.TICKET), metric) for label, part in parts}
-    return {label: verdicts.differences(part, metric.early_stop) for label, part in scores.items()}
-
-
-def of_sweep(runs: Iterable[tuple[Path, Mapping[str, Any]]], tolerance: float | None = None) -> Table:
-    """Make a data frame with a row for each run of a sweep.
-
-    Args:
-        runs: Each run's folder, with the values that the grid sets in it, by key such as ``prune.rate``.
-        tolerance: What a matching ticket may lose; see `lottery.api.Run.verdict`.
-
-    Returns:
-        Columns: the keys of the grid; ``dense_accuracy``, the mean test accuracy of the dense networks at their
-        early-stop step, or ``dense_loss`` where no model measures accuracy; ``smallest_density_by_mean`` and
-        ``difference_by_mean``, density and difference from dense of the sparsest round that keeps up with dense by the
-        mean alone, which shows nothing yet; None if none does; ``run``, the folder.
-    """
-    import pandas as pd
-
-    rows = []
-    for run, values in runs:
-        stored = table(run)
-        metric = metric_of(stored)
-        best = verdicts.smallest_by_mean(stored, tolerance) or {}
-        texts = {key: value if isinstance(value, str | int | float) else str(value) for key, value in values.items()}
-        rows.append({
-            **texts,
-            f"dense_{metric.what}": of_dense(stored)[metric.early_stop].mean(),
-            "smallest_density_by_mean": best.get("density"),
-            "difference_by_mean": best.get("difference"),
-            "run": str(run),
-        })  # fmt: skip
-    return pd.DataFrame(rows)
 
 
 def _ends(values: Any) -> tuple[float, float]:

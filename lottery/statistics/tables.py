@@ -7,7 +7,7 @@ from typing import Any
 from lottery import formatting, grids
 from lottery.formatting import number, short
 from lottery.grids import BAD, GOOD, OPEN, Grid, Table
-from lottery.statistics import results, verdicts
+from lottery.statistics import verdicts
 from lottery.statistics.metric import ACCURACY, LOSS, TICKET, Metric, metric_of, of_tickets, transferred
 from lottery.statistics.published import numbered
 from lottery.statistics.verdicts import CANNOT_TELL, Judgement
@@ -190,7 +190,7 @@ def transfers(rows: Table, points: Table) -> Grid | None:
     points = points[transferred(points)]
     if points.empty:
         return None
-    metric, compared = metric_of(rows), results.transfers(rows)
+    metric, compared = metric_of(rows), verdicts.transfers(rows)
     against = pd.concat([found.assign(branch=label) for label, found in compared.items()])
     pairs = points.merge(against[["branch", "round", "mean", "low", "high"]], on=["branch", "round"], how="left")
     columns: Columns = {

@@ -24,7 +24,7 @@ from lottery.pruning import branches, fairness
 from lottery.runs import store
 from lottery.runs.stored import StoredRound
 from lottery.statistics import intervals, power
-from lottery.statistics.metric import ACCURACY, Metric, controls, metric_of, of_dense, of_tickets, scored
+from lottery.statistics.metric import ACCURACY, Metric, controls, metric_of, of_dense, of_tickets, scored, transferred
 
 TOLERANCE = ACCURACY.tolerance
 MEASURE = ACCURACY.early_stop
@@ -225,6 +225,18 @@ def differences(
             mean, low, high = intervals.mean_interval(pairs.tolist(), confidence, size, spacing)
             lines.append((number, density[number], len(pairs), mean, pairs.std(), low, high))
     return frame(lines, DIFFERENCES)
+
+
+def transfers(rows: Table) -> dict[str, Table]:
+    """Compare each transfer with the dense network that was trained on the same other data, by its label.
+
+    Returns the rows of `differences`, of losses as gains (see `metric.Metric`); none where
+    the transfer of round 0 is not stored.
+    """
+    metric = metric_of(rows)
+    parts = rows[transferred(rows)].groupby("branch", sort=False)
+    scores = {label: scored(part.assign(branch=store.TICKET), metric) for label, part in parts}
+    return {label: differences(part, metric.early_stop) for label, part in scores.items()}
 
 
 def judged(rows: Table, rule: Rule = DEFAULT) -> Table:

@@ -390,7 +390,7 @@ def test_transfer_trains_the_ticket_on_other_data(single):
     rows = done.table()
     there = rows[rows["branch"] == label].set_index("round")["early_stop_test_accuracy"]
     assert sorted(there.index) == [0, 2]  # the dense network comes with it
-    (line,) = lottery.statistics.results.transfers(rows)[label].to_dict("records")
+    (line,) = lottery.statistics.verdicts.transfers(rows)[label].to_dict("records")
     assert (line["round"], line["mean"]) == (2, pytest.approx(there[2] - there[0]))
     dense, own = record(folder_of(single, index=0, branch=label)), record(folder_of(single, index=0))
     assert dense["num_kept"] == own["num_kept"] and dense["start_sha256"] == own["start_sha256"]

@@ -10,7 +10,7 @@ from lottery import config, files, progress
 from lottery.errors import LotteryError
 from lottery.pipeline import sweeping
 from lottery.runs import store, verification
-from lottery.statistics import results
+from lottery.statistics import comparison
 from tests.conftest import SMALL, contents, quietly
 
 pytestmark = pytest.mark.usefixtures("traced_once")
@@ -71,7 +71,7 @@ def test_each_experiment_is_what_it_is_alone(tmp_path, traced_once):
     lottery.sweep({**TABLES, "sweep": GRID}, out=tmp_path / "grid", on_event=said.append)
     assert contents(tmp_path / "grid") == before
     assert not [one for one in trained(said) if one.where.run == runs[1].path]
-    table = results.of_sweep([(run.path, point.values) for run, point in zip(runs, found, strict=True)])
+    table = comparison.of_sweep([(run.path, point.values) for run, point in zip(runs, found, strict=True)])
     assert table["run"].tolist() == [str(run.path) for run in runs] and table["dense_accuracy"].nunique() == 1
     assert table["rewind.step"].tolist() == [10, 10, 15, 15]
 
