@@ -6,9 +6,8 @@ from typing import Any
 from lottery.figures import layout, style
 from lottery.figures.record import Analysis, NothingToDraw
 from lottery.grids import Table
-from lottery.runs import store
 from lottery.statistics import results
-from lottery.statistics.metric import transferred
+from lottery.statistics.metric import of_dense, transferred
 
 
 def figure(rows: Table, ax: Any = None, interval: str = "range", labels: Mapping[str, str] | None = None) -> Any:
@@ -44,8 +43,7 @@ def caption(rows: Table, interval: str = "range", labels: Mapping[str, str] | No
 def _points(rows: Table, interval: str) -> Table:
     """Average the shares by branch and round; ``bound`` is True where a replicate never has the loss of dense."""
     style.check(rows)
-    tickets = rows[rows["branch"] == store.TICKET]
-    dense = tickets[tickets["round"] == 0].set_index("replicate")["dense_loss_step"]
+    dense = of_dense(rows).set_index("replicate")["dense_loss_step"]
     trained = rows[(rows["round"] > 0) & rows["final_train_loss"].notna() & ~transferred(rows)]
     # A dense network that is best before it is trained takes no steps, of which there is no share.
     steps = trained["replicate"].map(dense[dense > 0])

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from lottery.report.reported import ReportedRun
-from lottery.runs import store, verification
+from lottery.runs import verification
 from lottery.settings import GIVEN
+from lottery.statistics.metric import of_tickets, transferred
 
 LEAVES_OUT = (
     "The list leaves out everything that only the text of a paper can do: comparing with other published methods, "
@@ -72,18 +73,18 @@ def _described(run: ReportedRun) -> Iterator[Item]:
 
 def _measured(run: ReportedRun) -> Iterator[Item]:
     """Check which results a run has, and how well they are measured."""
+    metric = run.judgement.metric
     num_points = run.pruned["round"].nunique()
     how = f"{num_points} densities below 1; the paper asks for {MANY_POINTS} or more"
     yield Item("Five operating points or more", num_points >= MANY_POINTS, how)
     yield Item("Densities so low that accuracy clearly falls", *_extreme(run))
-    has_value = bool(run.summary[f"{run.metric.what}_mean"].notna().all())
+    has_value = bool(run.summary[f"{metric.what}_mean"].notna().all())
     how = "under Rounds, with its change" if has_value else "the model measures no accuracy"
-    if has_value and run.metric.is_loss:
-        how = f"the {run.metric.name}, {how}"
+    if has_value and metric.is_loss:
+        how = f"the {metric.name}, {how}"
     yield Item("The accuracy at each point, with that of the unpruned network", has_value, how)
     # Of the round that has the fewest.
-    tickets = run.rows[run.rows["branch"] == store.TICKET]
-    num = int(tickets.groupby("round")["replicate"].nunique().min())
+    num = int(of_tickets(run.rows).groupby("round")["replicate"].nunique().min())
     start_alike = any(verification.same_start(run.path, number) for number in sorted(set(run.rows["replicate"]))[1:])
     how = f"{num} replicates, each with its own initialisation and order of batches"
     if num < 2:
@@ -91,7 +92,7 @@ def _measured(run: ReportedRun) -> Iterator[Item]:
     elif start_alike:
         how = "the replicates start from the same weights, and differ only in the order of batches"
     yield Item("Several runs from separate initialisations and seeds", num >= 2 and not start_alike, how)
-    all_known = bool(run.own[run.metric.early_stop].notna().all())
+    all_known = bool(run.rows.loc[~transferred(run.rows), metric.early_stop].notna().all())
     how = "mean, sample standard deviation and 95 % t interval, named wherever they are shown"
     if num < 2:
         how = "one replicate of a round has no spread"
@@ -107,15 +108,15 @@ def _measured(run: ReportedRun) -> Iterator[Item]:
 
 def _extreme(run: ReportedRun) -> tuple[bool, str]:
     """Check if the smallest density costs a substantial part of the accuracy."""
-    rounds = run.judgement.rounds
+    rounds, metric = run.judgement.rounds, run.judgement.metric
     if rounds.empty:
         return False, "no pruned network can be compared with the dense network"
     lowest = rounds.loc[rounds["density"].idxmin(), "mean"]
     least, cost = DECLINE, f"costs less than {DECLINE:g} of accuracy"
-    if run.metric.is_loss:
+    if metric.is_loss:
         least, cost = LOSS_RISE, f"raises the loss by less than {100 * LOSS_RISE:g} %"
     if lowest <= -least:
-        return True, f"{run.metric.difference(lowest)} at the smallest density"
+        return True, f"{metric.difference(lowest)} at the smallest density"
     return False, f"the smallest density {cost}: prune more rounds (prune.num_rounds)"
 
 
@@ -131,7 +132,7 @@ def _baselines(runs: Sequence[ReportedRun]) -> Iterator[Item]:
 def _control(runs: Sequence[ReportedRun], *names: str) -> tuple[bool, str]:
     """Look for a control with one of the names."""
     for run, name in itertools.product(runs, names):
-        if name in run.controls:
+        if name in run.judgement.controls:
             num = (run.rows["branch"] == name).sum()
             label = f" in {run.label}" if len(runs) > 1 else ""
             return True, f"{name}{label}, of {num} of {len(run.pruned)} tickets, under Controls"

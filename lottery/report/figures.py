@@ -11,8 +11,8 @@ from lottery.analysis import inputs
 from lottery.figures import sheets, style
 from lottery.figures.record import Analysis, NothingToDraw
 from lottery.report.reported import ReportedRun
-from lottery.runs import store
 from lottery.runs.stored import stored_rounds
+from lottery.statistics.metric import TICKET, of_tickets
 
 MOST = 150_000  # counts of the first layer on a page, of at most four characters each
 _DOTS = 72  # units of an SVG to the inch
@@ -33,9 +33,10 @@ def drawn(run: ReportedRun) -> tuple[dict[str, list[Figure]], dict[str, list[str
     """Draw every kind of figure of a run, by chapter; and collect sentences about those that cannot be drawn."""
     found: dict[str, list[Figure]] = {}
     missing: dict[str, list[str]] = {}
-    shown = [store.TICKET, *run.controls][: len(style.STYLES)]
-    if len(shown) <= len(run.controls):
-        missing["Accuracy"] = [f"The figures have room for {len(shown)} of {len(run.controls) + 1} branches."]
+    branches = [TICKET, *run.judgement.controls]
+    shown = branches[: len(style.STYLES)]
+    if len(shown) < len(branches):
+        missing["Accuracy"] = [f"The figures have room for {len(shown)} of {len(branches)} branches."]
     for kind, analysis in plots.kinds().items():
         try:
             own = _drawn(run, kind, analysis, shown)
@@ -52,7 +53,7 @@ def together(runs: Sequence[ReportedRun]) -> Figure:
     import pandas as pd
 
     some = runs[: len(style.STYLES)]
-    tickets = [run.rows[run.rows["branch"] == store.TICKET].assign(branch=run.label) for run in some]
+    tickets = [of_tickets(run.rows).assign(branch=run.label) for run in some]
     which = "all runs" if len(some) == len(runs) else f"the first {len(some)} runs"
     rows = pd.concat(tickets, ignore_index=True)
     drawing = figure(rows, "accuracy", reference=False)
@@ -85,7 +86,7 @@ def frames(run: ReportedRun, most: int = MOST) -> dict[str, Any] | None:
     """
     first = next(stored_rounds(run.path, [0], branches=False))
     num_places = inputs.counted(next(iter(first.masks.values())))[1].size
-    lengths = run.rows[run.rows["branch"] == store.TICKET].groupby("replicate")["round"].max() + 1
+    lengths = of_tickets(run.rows).groupby("replicate")["round"].max() + 1
     room = most // num_places
     if room < 2:
         return None

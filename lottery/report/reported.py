@@ -11,7 +11,7 @@ from lottery.errors import LotteryError
 from lottery.grids import Table
 from lottery.runs import store
 from lottery.statistics import comparison, results, verdicts
-from lottery.statistics.metric import Metric, transferred
+from lottery.statistics.metric import of_tickets
 from lottery.statistics.verdicts import Judgement
 
 
@@ -32,11 +32,6 @@ class ReportedRun:
         """The verdicts on its tickets."""
         return verdicts.of_run(self.path, self.rows, self.tolerance)
 
-    @property
-    def metric(self) -> Metric:
-        """What its tickets are compared by."""
-        return self.judgement.metric
-
     @cached_property
     def summary(self) -> Table:
         """The table of `lottery.statistics.results.summary`."""
@@ -55,19 +50,9 @@ class ReportedRun:
         return self._read[key]
 
     @property
-    def controls(self) -> list[str]:
-        """The branches that are compared with the ticket, in the order of the table."""
-        return self.judgement.controls
-
-    @cached_property
-    def own(self) -> Table:
-        """The rows with accuracies on the run's own data: all but those of transfers."""
-        return self.rows[~transferred(self.rows)]
-
-    @property
     def pruned(self) -> Table:
-        """The rows of its tickets."""
-        return self.rows[(self.rows["branch"] == store.TICKET) & (self.rows["round"] > 0)]
+        """The rows of its tickets, without those of the dense networks."""
+        return of_tickets(self.rows[self.rows["round"] > 0])
 
 
 def gathered(paths: list[Path], tolerance: float | None = None) -> list[ReportedRun]:

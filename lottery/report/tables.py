@@ -12,9 +12,9 @@ from lottery.figures import style
 from lottery.formatting import duration, percent, plain
 from lottery.grids import BAD, GOOD, Grid
 from lottery.report.reported import ReportedRun
-from lottery.runs import store
 from lottery.statistics import comparison, published, tables, verdicts
 from lottery.statistics.barriers import STABLE
+from lottery.statistics.metric import of_dense, of_tickets
 
 # What a reader calls the entries of environment.json.
 _NAMES = {"uses": "multiply-adds per entry", "num_threads": "threads", "num_devices": "devices", "onednn": "oneDNN"}
@@ -53,15 +53,14 @@ def day(seconds: float) -> str:
 
 def key_facts(run: ReportedRun) -> dict[str, str]:
     """Collect the most important numbers of a run, by name."""
-    metric = run.metric
-    dense = run.summary[(run.summary["branch"] == store.TICKET) & (run.summary["round"] == 0)]
+    metric, dense = run.judgement.metric, of_dense(run.summary)
     value = dense[f"{metric.what}_mean"].iloc[0] if len(dense) else math.nan
     facts = {f"dense {metric.name}": metric.value(value) or "not measured"}
     for word, line in run.judgement.shown.items():
         facts[f"smallest density shown to be {word}"] = _density(line)
     by_mean = verdicts.smallest_by_mean(run.rows, run.judgement.rule.tolerance)
     facts["smallest density matching by the mean"] = _density(by_mean)
-    facts["smallest density tried"] = percent(run.rows[run.rows["branch"] == store.TICKET]["density"].min())
+    facts["smallest density tried"] = percent(of_tickets(run.rows)["density"].min())
     return facts | size(run)
 
 
@@ -81,8 +80,7 @@ def _density(line: dict[str, Any] | None) -> str:
 
 def by_weight(run: ReportedRun) -> Grid:
     """Describe the layers: a row for each weight in each of some rounds."""
-    table = run.table("layers")
-    table = table[table["branch"] == store.TICKET]
+    table = of_tickets(run.table("layers"))
     table = table[table["round"].isin(style.chosen(table["round"], style.MOST))]
     columns = ["density", "weight_density", "kept", "size", "dead_inputs", "inputs", "dead_units", "units"]
     rows = []

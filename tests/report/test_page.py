@@ -397,7 +397,7 @@ def test_a_transfer_is_not_compared_with_the_ticket(small_run, undrawn):
         "",
         *(formatting.formatted(100 * own[index], "+.2f") for index in (1, 2, 3)),
     ]
-    assert set(one.own["branch"]) == {"ticket", "random_mask"}
+    assert {"ticket", *one.judgement.controls} == {"ticket", "random_mask"}
     without = tables.of_run(made(small_run))
     assert without["transfers"] is None and without["controls"] is None
 
