@@ -172,8 +172,7 @@ def early_stop(rows: Table, ax: Any = None, interval: str = "range", labels: Map
     chains, points = _steps(rows, interval)
     ax = style.new_or(ax)
     named, shape = _draw_dense(ax, points)
-    style.bounds(ax, points, chains, "lower bound", labels)
-    style.density_axis(ax, points["density"])
+    style.bounds(ax, points, chains, labels)
     ax.set(ylim=(0, points["high"].max() * 1.06 + 1e-9), ylabel="early-stop step (lowest validation loss)")
     return layout.finish(ax, points, shape, interval, named)
 

@@ -44,23 +44,22 @@ def table(run: Path) -> Table:
     networks = list(stored_rounds(run))
     all_spent = spent(run, networks)
     rows = []
-    dense: int | None = None
-    others: int | None = None  # trainable parameters that cannot be pruned
+    dense = others = math.nan  # multiply-adds of the dense network, and trainable parameters that cannot be pruned
     for stored in networks:
         record = stored.record
         used = _used(stored, at_zero)
         num_used = sum(used.values())
-        needed = multiply_adds.of_kept(used, per_entry)
+        needed = _count(used, per_entry)
         if stored.branch == store.TICKET and stored.round == 0:  # the first round of each replicate
             dense = needed
-            if others is None:
+            if math.isnan(others):
                 others = _others(stored, environment.get("not_pruned", {}))
         steps = [step for step, *_ in stored.metrics]
         spent_steps, spent_multiply_adds = all_spent[stored.labels]
         computed = {
             "compression": _ratio(record["num_weights"], num_used),
             "parameter_compression": _ratio(record["num_weights"], num_used, beside=others),
-            "multiply_adds": math.nan if needed is None else needed,
+            "multiply_adds": needed,
             "speedup": _ratio(dense, needed),
             "steps": max(steps) - min(steps),
             "spent_steps": spent_steps,
@@ -72,10 +71,8 @@ def table(run: Path) -> Table:
     return frame(rows, COLUMNS).astype(dict.fromkeys(floats, float))
 
 
-def _ratio(whole: int | None, part: int | None, beside: int | None = 0) -> float:
-    """Divide two numbers with others `beside` both; NaN if a number is not known, infinite if nothing is left."""
-    if whole is None or part is None or beside is None:
-        return math.nan
+def _ratio(whole: float, part: float, beside: float = 0) -> float:
+    """Divide two numbers with others `beside` both; NaN if a number is NaN, infinite if nothing is left."""
     return (whole + beside) / (part + beside) if part + beside else math.inf
 
 

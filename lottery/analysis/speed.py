@@ -21,8 +21,7 @@ def figure(rows: Table, ax: Any = None, interval: str = "range", labels: Mapping
     drawn = {branch: look for branch, look in looks.items() if (points["branch"] == branch).any()}
     ax = style.new_or(ax)
     style.reference(ax, 1)
-    style.bounds(ax, points, drawn, "lower bound", labels)
-    style.density_axis(ax, points["density"])
+    style.bounds(ax, points, drawn, labels)
     ax.set(ylim=(0, max(1, points["high"].max()) * 1.06), ylabel="share of the steps of dense")
     return layout.finish(ax, points, "bars", interval)
 

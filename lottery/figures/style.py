@@ -199,12 +199,10 @@ def renamed(names: Iterable[str], labels: Mapping[str, str] | None) -> dict[str,
     return {name: (labels or {}).get(name, name) for name in known}
 
 
-def bounds(
-    ax: Any, points: Table, looks: Mapping[str, BranchStyle], note: str, labels: Mapping[str, str] | None = None
-) -> None:
-    """Draw the means of each branch against density with bars; with an open marker where ``bound`` is True.
+def bounds(ax: Any, points: Table, looks: Mapping[str, BranchStyle], labels: Mapping[str, str] | None) -> None:
+    """Draw the means of each branch against density with bars; those that are lower bounds have an open marker.
 
-    An open marker stands for a lower bound, which `note` explains in the legend. `labels` rename branches there.
+    These have ``bound`` in a column. `labels` rename branches in the legend, which explains the marker.
     """
     called = renamed(looks, labels)
     for place, (branch, look) in enumerate(looks.items()):
@@ -218,7 +216,8 @@ def bounds(
                 markerfacecolor="white", zorder=4, label="_open", transform=shifted,
             )  # fmt: skip
     if points["bound"].any():
-        ax.errorbar([], [], color="black", marker="o", markerfacecolor="white", linestyle="none", label=note)
+        ax.errorbar([], [], color="black", marker="o", markerfacecolor="white", linestyle="none", label="lower bound")
+    density_axis(ax, points["density"])
 
 
 def reference(ax: Any, y: float, label: str = "dense", line: str = "--") -> Any:
@@ -305,10 +304,8 @@ def log_ticks(axis: Any) -> None:
 
 def plain(axis: Any) -> None:
     """Label ticks with plain numbers such as 0.05, not with powers of ten."""
-    from matplotlib.ticker import FuncFormatter, NullFormatter
-
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(NullFormatter())
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter("")
 
 
 def contrasting(color: Any) -> str:
