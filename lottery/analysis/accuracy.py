@@ -112,15 +112,9 @@ def _mark_outside(ax: Any, outside: Table, color: Any, height: float, above: boo
     )  # fmt: skip
 
 
-def caption(
-    rows: Table,
-    interval: str = "range",
-    full: bool = False,
-    reference: bool = True,
-    by: str = "density",
-    labels: Mapping[str, str] | None = None,
+def _caption(
+    rows: Table, interval: str = "range", full: bool = False, reference: bool = True, by: str = "density", **_: Any
 ) -> str:
-    """Write the text beside `figure`."""
     measure = metric_of(rows)
     _, points = _branches(rows, measure.early_stop, interval)
     _, label_of_x = _placed(rows, points, by)
@@ -177,8 +171,7 @@ def early_stop(rows: Table, ax: Any = None, interval: str = "range", labels: Map
     return layout.finish(ax, points, shape, interval, named)
 
 
-def early_stop_caption(rows: Table, interval: str = "range", labels: Mapping[str, str] | None = None) -> str:
-    """Write the text beside `early_stop`."""
+def _early_stop_caption(rows: Table, interval: str = "range", **_: Any) -> str:
     _, points = _steps(rows, interval)
     sentences = [
         f"Early-stop step, at which the validation loss is lowest, against {_LABELS['density']}.",
@@ -212,7 +205,7 @@ ACCURACY = Analysis(
     figure,
     "Test accuracy at the early-stop step against density.",
     chapter="Accuracy",
-    caption=caption,
+    caption=_caption,
     views=_views,
     title="Accuracy of tickets",
 )
@@ -222,6 +215,6 @@ EARLY_STOP = Analysis(
     early_stop,
     "Early-stop step, with the lowest validation loss, against density.",
     chapter="Accuracy",
-    caption=early_stop_caption,
+    caption=_early_stop_caption,
     title="When training stops early",
 )

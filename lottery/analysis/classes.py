@@ -72,8 +72,7 @@ def figure(found: Table, ax: Any = None, rounds: Iterable[int] | None = None, in
     return layout.finish(ax, points, "bars", interval)
 
 
-def caption(found: Table, rounds: Iterable[int] | None = None, interval: str = "t") -> str:
-    """Write the text beside `figure`."""
+def _caption(found: Table, rounds: Iterable[int] | None = None, interval: str = "t") -> str:
     points = _points(found, rounds, interval)
     what = "Test accuracy of each class at the early-stop step, ticket − dense."
     return f"{what} {style.replicates(points, 'bars', interval)}"
@@ -95,7 +94,7 @@ CLASSES = Analysis(
     columns=("num", "accuracy", "vs_dense"),
     keys=("class",),
     chapter="Accuracy",
-    caption=caption,
+    caption=_caption,
     missing="Its networks have no predictions.",
     title="What tickets forget",
 )

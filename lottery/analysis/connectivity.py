@@ -120,8 +120,7 @@ def barrier(points: Table, ax: Any = None, **which: Unpack[Paths]) -> Any:
     return layout.finish(ax, lines, "band", above=style.letters(1.3))
 
 
-def barrier_caption(points: Table, **which: Unpack[Paths]) -> str:
-    """Write the text beside `barrier`."""
+def _barrier_caption(points: Table, **which: Unpack[Paths]) -> str:
     part = _chosen(points, **which)
     what = "Error on the straight line between two networks that were trained from the weights of the same step on two"
     return f"{what} orders of the data. {style.replicates(_lines(part), 'band')}{_remark(part)}"
@@ -155,8 +154,7 @@ def instability(barriers: Table, ax: Any = None, over: str = "density", batch_no
     return layout.finish(ax, spread)
 
 
-def instability_caption(barriers: Table, over: str = "density", batch_norm: str | None = None) -> str:
-    """Write the text beside `instability`."""
+def _instability_caption(barriers: Table, over: str = "density", batch_norm: str | None = None) -> str:
     _, spread = _barriers_over(barriers, over, batch_norm)
     what = f"Error barrier of the networks between two that share the weights of a step, against {over}; below the"
     of = style.replicates(spread, "bars")
@@ -298,7 +296,7 @@ BARRIER = Analysis(
     "Error on the straight line between two networks, for some rounds and steps.",
     height=_barrier_height,
     chapter="Connectivity",
-    caption=barrier_caption,
+    caption=_barrier_caption,
     views=lambda points: [{"batch_norm": kind} for kind in _sorted(points, "batch_norm")],
     missing="Linear mode connectivity was not measured; `lottery analyze connectivity` measures it.",
     title="Error between two networks",
@@ -309,7 +307,7 @@ INSTABILITY = Analysis(
     instability,
     "Error barriers against density.",
     chapter="Connectivity",
-    caption=instability_caption,
+    caption=_instability_caption,
     views=_instability_views,
     title="Error barriers",
 )

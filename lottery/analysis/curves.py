@@ -68,8 +68,7 @@ def figure(curves: Table, ax: Any = None, **shown: Unpack[Shown]) -> Any:
     return layout.finish(ax, lines.points, "band")
 
 
-def caption(curves: Table, **shown: Unpack[Shown]) -> str:
-    """Write the text beside `figure`."""
+def _caption(curves: Table, **shown: Unpack[Shown]) -> str:
     lines = _lines(curves, **shown)
     of = "the ticket" if lines.branch == store.TICKET else lines.branch
     sentences = [f"{lines.split.capitalize()} {lines.measure} while training, of {of}."]
@@ -154,7 +153,7 @@ LEARNING_CURVES = Analysis(
     figure,
     "Validation accuracy or loss while training, for some rounds.",
     chapter="Training",
-    caption=caption,
+    caption=_caption,
     views=_views,
     title="Learning curves",
 )

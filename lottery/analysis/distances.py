@@ -78,8 +78,7 @@ def figure(table: Table, ax: Any = None, measure: str = "relative_distance") -> 
     return layout.finish(ax, points)
 
 
-def caption(table: Table, measure: str = "relative_distance") -> str:
-    """Write the text beside `figure`."""
+def _caption(table: Table, measure: str = "relative_distance") -> str:
     points = _points(table, measure)  # refuses an unknown measure
     what = f"How far training moves the surviving weights: {DISTANCES[measure]}, against density."
     return f"{what} {style.replicates(points, 'bars')}"
@@ -97,6 +96,6 @@ DISTANCE = Analysis(
     "How far training moves the surviving weights from their start.",
     columns=COLUMNS[5:],
     chapter="Layers",
-    caption=caption,
+    caption=_caption,
     title="How far weights move",
 )

@@ -209,8 +209,7 @@ def _add_bar(ax: Any, shown: Any, images: _Images) -> None:
         )  # fmt: skip
 
 
-def caption(table: Table, replicate: int = 1, rounds: Iterable[int] | None = None) -> str:
-    """Write the text beside `figure`."""
+def _caption(table: Table, replicate: int = 1, rounds: Iterable[int] | None = None) -> str:
     images = _Images(table, replicate, rounds)
     weight = images.table["weight"].iloc[0]
     text = f"Kept entries of {weight} at each {images.place}: the more, the darker; white: none."
@@ -232,6 +231,6 @@ INPUTS = Analysis(
     "Kept entries of the first layer at each input, for some rounds.",
     height=_height,
     chapter="Masks",
-    caption=caption,
+    caption=_caption,
     title="Which inputs are read",
 )

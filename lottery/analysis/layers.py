@@ -121,8 +121,7 @@ def figure(table: Table, ax: Any = None, branch: str = store.TICKET) -> Any:
     return layout.finish(ax, points)
 
 
-def caption(table: Table, branch: str = store.TICKET) -> str:
-    """Write the text beside `figure`."""
+def _caption(table: Table, branch: str = store.TICKET) -> str:
     part = style.only(table, "branch", branch)
     points, _ = _points(part)
     of = "the ticket" if branch == store.TICKET else branch
@@ -176,10 +175,9 @@ def degrees_figure(
     return layout.finish(ax, points, "band")
 
 
-def degrees_caption(
+def _degrees_caption(
     table: Table, weight: str | None = None, side: str = "in", rounds: Iterable[int] | None = None
 ) -> str:
-    """Write the text beside `degrees_figure`."""
     lines, weight = _degrees_of(table, weight, side, rounds)
     entries, of = _SIDES[side]
     what = f"Fraction of the {of} of {weight} with at most so many kept entries that {entries}."
@@ -215,7 +213,7 @@ LAYERS = Analysis(
     columns=("weight_density", "kept", "dead_inputs", "dead_units"),
     leave_out=("density", "kept"),
     chapter="Layers",
-    caption=caption,
+    caption=_caption,
     title="Density of each layer",
 )
 
@@ -227,7 +225,7 @@ DEGREES = Analysis(
     keys=("side",),
     printed=summed,
     chapter="Layers",
-    caption=degrees_caption,
+    caption=_degrees_caption,
     views=style.each_weight,
     title="Connections of units",
 )

@@ -152,8 +152,7 @@ def overlap(overlaps: Table, ax: Any = None, weight: str = ALL, matched: bool = 
 _LEAST = 0.01  # the end of the colours, so that differences of a few entries stay pale
 
 
-def caption(overlaps: Table, weight: str = ALL, matched: bool = False) -> str:
-    """Write the text beside `overlap`."""
+def _caption(overlaps: Table, weight: str = ALL, matched: bool = False) -> str:
     part, _, _ = _compared(overlaps, weight, matched)
     num = len({*part["one"], *part["other"]})
     of = "networks" if ":" in part["one"].iloc[0] else "replicates"
@@ -258,7 +257,7 @@ OVERLAP = Analysis(
     columns=("overlap", "chance"),
     height=_height,
     chapter="Masks",
-    caption=caption,
+    caption=_caption,
     views=_views,
     missing="The masks of one replicate have no others to be compared with.",
     title="Overlap of masks",

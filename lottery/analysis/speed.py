@@ -26,8 +26,7 @@ def figure(rows: Table, ax: Any = None, interval: str = "range", labels: Mapping
     return layout.finish(ax, points, "bars", interval)
 
 
-def caption(rows: Table, interval: str = "range", labels: Mapping[str, str] | None = None) -> str:
-    """Write the text beside `figure`."""
+def _caption(rows: Table, interval: str = "range", **_: Any) -> str:
     points = _points(rows, interval)
     sentences = [
         "Steps to the lowest validation loss of the dense network, over its own steps, against density, the fraction of"
@@ -59,6 +58,6 @@ SPEED = Analysis(
     figure,
     "Steps to the lowest validation loss of dense, over the steps of dense, against density.",
     chapter="Accuracy",
-    caption=caption,
+    caption=_caption,
     title="How fast tickets learn",
 )

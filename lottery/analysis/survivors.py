@@ -69,8 +69,7 @@ def figure(survivors: Table, ax: Any = None, weight: str | None = None, rounds: 
     return layout.finish(ax, points, "band")
 
 
-def caption(survivors: Table, weight: str | None = None, rounds: Iterable[int] | None = None) -> str:
-    """Write the text beside `figure`."""
+def _caption(survivors: Table, weight: str | None = None, rounds: Iterable[int] | None = None) -> str:
     points, weight, _ = _points(survivors, weight, rounds)
     return f"Distribution of the start weights of {weight} that survive. {style.replicates(points, 'band')}"
 
@@ -105,7 +104,7 @@ INITIAL_WEIGHTS = Analysis(
     figure,
     "Distribution of the start weights that survive, for some rounds.",
     chapter="Layers",
-    caption=caption,
+    caption=_caption,
     views=style.each_weight,
     title="Start weights that survive",
 )
