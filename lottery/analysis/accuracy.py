@@ -100,7 +100,7 @@ def _draw_dense(ax: Any, points: Table) -> tuple[dict[str, Any], str]:
     if dense["replicates"] <= 1:
         return {}, "bars"
     ax.axhspan(dense["low"], dense["high"], color="0.5", alpha=0.15, linewidth=0, zorder=0)
-    return {"dense": layout.shaded(line)}, _BOTH
+    return {"dense": (layout.glyph("band"), line)}, _BOTH
 
 
 def _mark_outside(ax: Any, outside: Table, color: Any, height: float, above: bool, aside: Any) -> None:

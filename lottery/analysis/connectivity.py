@@ -46,14 +46,10 @@ def points(run: Path) -> Table:
 
 
 def barriers(points: Table) -> Table:
-    """Compute the error barrier of every path: the highest error on the straight line − the mean of its ends.
+    """Compute the error barrier of every path in the table of `points`.
 
-    It is the "linear interpolation instability" of Frankle et al. 2020, https://arxiv.org/abs/1912.05671, section 2.
-
-    Returns:
-        A data frame with the columns `BARRIERS`, a row for each path and split: ``ends`` is the mean error of the two
-        networks, ``highest`` the highest error, found first at ``alpha_highest``; ``stable`` is True if the barrier is
-        below `STABLE`. Errors are in [0, 1].
+    Returns a data frame with the columns `BARRIERS`: for each path and split, what
+    `lottery.statistics.barriers.error_barrier` finds.
     """
     by = [*PLACE, "split"]
     rows = [

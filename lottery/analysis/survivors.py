@@ -56,7 +56,7 @@ _ENOUGH, _FEWEST_BINS = 100, 20
 def figure(survivors: Table, ax: Any = None, weight: str | None = None, rounds: Iterable[int] | None = None) -> Any:
     """Draw the probability density of the start weights that each round keeps.
 
-    By default of the first weight, for at most six rounds, evenly apart: for each a step line, the mean over
+    By default of the first weight, for at most three rounds, evenly apart: for each a step line, the mean over
     replicates, in a band from the lowest to the highest.
     """
     points, weight, end = _points(survivors, weight, rounds)

@@ -15,7 +15,7 @@ def drawn(
 ) -> Any:
     """Make a figure outside pyplot in a style sheet, so many inches wide, and draw on its axes.
 
-    The height is that of what is drawn: by default the usual one. Functions, as letters are measured in the sheet.
+    What is drawn and its height are functions, as letters are measured in the sheet.
     """
     from matplotlib import rc_context
 
@@ -23,7 +23,8 @@ def drawn(
         figure = new_figure(width)
         if title:
             figure.suptitle(title, fontsize="large")
-        inches = height() if height else usual_height(width)
+        # By default, labels have room.
+        inches = height() if height else max(0.6 * width, style.letters(15))
         figure.set_size_inches(width, inches + (style.letters(1.6) if title else 0))
         draw(figure.subplots())
         fit(figure)
@@ -53,7 +54,7 @@ def finish(
     entries = [((named or {}).get(label, handle), label) for handle, label in zip(handles, labels, strict=True)]
     if points["replicates"].max() > 1:
         kind = style.INTERVALS[interval].removesuffix(" for the mean")
-        entries.append((_glyph(shape), f"{kind}, n = {style.counted(points)[1]}"))
+        entries.append((glyph(shape), f"{kind}, n = {style.counted(points)[1]}"))
     _place(ax, [handle for handle, _ in entries], [label for _, label in entries], above)
     return ax
 
@@ -94,12 +95,7 @@ def label_panels(ax: Any, made: Sequence[Any], x: str, y: str) -> None:
     ax.set_ylabel(y, labelpad=wide * points + 3)
 
 
-def shaded(line: Any) -> tuple[Any, Any]:
-    """Return what a legend shows of a line in a grey band: both."""
-    return _glyph("band"), line
-
-
-def _glyph(shape: str) -> Any:
+def glyph(shape: str) -> Any:
     """Return what a legend shows of bars or bands that are not those of a single line."""
     from matplotlib.collections import LineCollection
     from matplotlib.container import ErrorbarContainer
@@ -151,11 +147,6 @@ def in_per_cent(ax: Any) -> bool:
                 own.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.6g}"))
             found = True
     return found
-
-
-def usual_height(width: float) -> float:
-    """Return the height in inches of a figure that is so wide, in which labels have room."""
-    return max(0.6 * width, style.letters(15))
 
 
 def fit(figure: Any) -> None:

@@ -242,8 +242,7 @@ def transfers(rows: Table) -> dict[str, Table]:
 def judged(rows: Table, rule: Rule = DEFAULT) -> Table:
     """Judge each pruned round by itself: accuracy at the early-stop step and at the end, early-stop step, controls.
 
-    Where the rule is on the loss, read "loss" for "accuracy", and all differences are gains: dense − ticket, as a
-    fraction of the mean loss of the dense networks, so that above 0 the ticket is better; see `metric.Metric`.
+    Where the rule is on the loss, read "loss" for "accuracy". All differences are gains: see `metric.Metric`.
 
     Returns the rows of `differences` against dense, and beside them:
 
@@ -267,7 +266,7 @@ def judged(rows: Table, rule: Rule = DEFAULT) -> Table:
     budgets = _by_round(rows, rule, rule.metric.budget) if can_win else {}
     steps = _by_round(rows, rule, "early_stop_step", spacing=rule.margin) if can_win else {}
     finals, special = _by_round(rows, rule, rule.metric.final), _special(rows, rule)
-    tickets, speeds = of_tickets(rows), _mean_speeds(rows)
+    tickets, speeds = of_tickets(rows), _speeds(rows)
     censored = set(tickets[tickets["early_stop_step"] == rule.last_step]["round"])
     lines = []
     for number, line in _by_round(rows, rule, rule.metric.early_stop).items():
@@ -353,26 +352,15 @@ def beside(line: Mapping[str, Any], rule: Rule) -> str:
     return BETTER if line["low"] > 0 else CANNOT_TELL
 
 
-def speed(rows: Table) -> Table:
+def _speeds(rows: Table) -> dict[int, float]:
     """Divide the steps to the dense network's lowest validation loss by the steps that the dense network takes.
 
-    Returns a data frame with a row for each replicate and a column for each pruned round of the ticket; NaN where the
-    ticket never has that loss, or the dense network has it before it is trained.
+    Gives the mean by round over the replicates that have it; NaN if the ticket of one of these never has that loss, or
+    the dense network has it before it is trained.
     """
-    steps = of_tickets(rows).pivot(index="replicate", columns="round", values="dense_loss_step").astype(float)
-    if 0 not in steps:
-        return steps * math.nan
-    return steps.drop(columns=0).div(steps[0].where(steps[0] > 0), axis=0)
-
-
-def _mean_speeds(rows: Table) -> dict[int, float]:
-    """Average `speed` over the replicates that have a round; NaN if one of these never reaches the loss."""
-    shares, tickets = speed(rows), of_tickets(rows)
-    means = {}
-    for number in shares:
-        trained = tickets.loc[tickets["round"] == number, "replicate"]
-        means[number] = float(shares.loc[trained, number].mean(skipna=False))
-    return means
+    tickets, dense = of_tickets(rows), of_dense(rows).set_index("replicate")["dense_loss_step"].astype(float)
+    shares = tickets["dense_loss_step"].astype(float) / tickets["replicate"].map(dense[dense > 0])
+    return shares.groupby(tickets["round"]).agg(lambda values: values.mean(skipna=False)).to_dict()
 
 
 def lower_bound(judgement: Judgement, line: Mapping[str, Any]) -> float:
