@@ -9,10 +9,9 @@ from lottery.errors import LotteryError, unknown
 from lottery.figures import layout, style
 from lottery.figures.record import Analysis
 from lottery.grids import Table
-from lottery.pruning import branches
 from lottery.runs.stored import stored_rounds
 from lottery.statistics import results
-from lottery.statistics.metric import Metric, metric_of
+from lottery.statistics.metric import Metric, has_alternative, metric_of
 
 
 def table(run: Path) -> Table:
@@ -152,9 +151,7 @@ def _outside(points: Table, measure: Metric, limits: tuple[float, float]) -> Tab
 
 def _views(rows: Table) -> list[dict[str, str]]:
     """List the figures of the report: one against cost too, where a branch is an alternative with a cost of its own."""
-    known = [branches.find(name) for name in set(rows["branch"])]
-    has_alternative = any(branch and branch.kind == "alternative" for branch in known)
-    return [{}, {"by": "cost"}] if has_alternative else [{}]
+    return [{}, {"by": "cost"}] if has_alternative(rows) else [{}]
 
 
 def early_stop(rows: Table, ax: Any = None, interval: str = "range", labels: Mapping[str, str] | None = None) -> Any:

@@ -84,8 +84,8 @@ def show_run(run: Path, rows: Any, tolerance: float | None, round: int | None = 
     The tables may be of one round alone; the verdict is of all. At length, they have all columns, each explained, and
     sentences on what limits the verdict.
     """
-    from lottery.runs import store
-    from lottery.statistics import results, sentences, tables, verdicts
+    from lottery.analysis import costs
+    from lottery.statistics import metric, results, sentences, tables, verdicts
 
     if rows.empty:
         output.say(f"No round of {run} is complete yet.")
@@ -94,9 +94,11 @@ def show_run(run: Path, rows: Any, tolerance: float | None, round: int | None = 
     headline(judgement)
     points = results.summary(rows)
     points = points if round is None else points[points["round"] == round]
+    has_tickets = (points["branch"] == metric.TICKET).any()
+    spent = costs.table(run) if metric.has_alternative(points) else None
     shown = [
-        tables.rounds(judgement, points, short=not long) if (points["branch"] == store.TICKET).any() else None,
-        tables.controls(judgement, _costs_beside_alternatives(run, points), round),
+        tables.rounds(judgement, points, short=not long) if has_tickets else None,
+        tables.controls(judgement, spent, round),
         tables.transfers(rows, points),
     ]
     for part in shown:
@@ -118,15 +120,6 @@ def headline(judgement: Any) -> None:
     found = sentences.headline(judgement)
     text = formatting.wrapped(found.text, formatting.columns(sys.stdout))
     output.console().print(text, style=f"bold {output.COLOURS[found.tone]}")
-
-
-def _costs_beside_alternatives(run: Path, points: Any) -> Any:
-    """Read what each network takes, if a branch is an alternative to the ticket, with a budget of its own."""
-    from lottery.analysis import costs
-    from lottery.pruning import branches
-
-    known = [branches.find(name) for name in set(points["branch"])]
-    return costs.table(run) if any(branch and branch.kind == "alternative" for branch in known) else None
 
 
 def _show_two_way(run: Path, round: int | None, tolerance: float, as_data: output.AsData) -> None:

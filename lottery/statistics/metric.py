@@ -28,6 +28,12 @@ def transferred(rows: Any) -> Any:
     return rows["branch"].isin([label for label, branch in known.items() if branch and branch.other_data])
 
 
+def has_alternative(rows: Any) -> bool:
+    """Check if a branch is an alternative to the ticket, which has a cost of its own."""
+    known = [branches.find(name) for name in set(rows["branch"])]
+    return any(branch and branch.kind == "alternative" for branch in known)
+
+
 def controls(rows: Any) -> list[str]:
     """List the branches that can be compared with the ticket, in order: all but transfers."""
     return [branch for branch in dict.fromkeys(rows[~transferred(rows)]["branch"]) if branch != TICKET]
