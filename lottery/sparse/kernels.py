@@ -8,6 +8,8 @@ Everything that numba compiles is in this file: its cache on disk notices change
 """
 # ruff: noqa: SIM113 (numba unrolls no `enumerate`)
 
+import functools
+import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -51,19 +53,14 @@ _compiled_once = njit(error_model="numpy", cache=True)  # on a machine; with eve
 # --- Tiles. These are written in LLVM's language: a plain loop would check at each weight if what it reads and writes
 # --- overlap, and would not keep a tile in registers.
 
-_operation: Any = intrinsic
 _VECTOR, _LONG, _INT = ir.VectorType(ir.FloatType(), WIDTH), ir.IntType(64), ir.IntType(32)
 
 
 class _Writer:
-    """Writes instructions on vectors of arrays, which it knows by the numbers of their arguments."""
+    """Writes instructions on vectors of arrays, each of which is a pointer to its first entry."""
 
-    def __init__(self, context: Any, builder: Any, signature: Any, arguments: Any) -> None:
+    def __init__(self, builder: Any) -> None:
         self.builder = builder
-        self._arrays: list[Any] = [
-            context.make_array(kind)(context, builder, argument).data if isinstance(kind, types.Array) else None
-            for kind, argument in zip(signature.args, arguments, strict=True)
-        ]
 
     def forms(self, chosen: Any) -> Iterator[tuple[int, int, int]]:
         """Yield each of `FORMS`, in a place of its own that is reached if it is the chosen one."""
@@ -77,28 +74,28 @@ class _Writer:
             self.builder.branch(after)
         self.builder.position_at_end(after)
 
-    def places(self, form: tuple[int, int, int], array: int, start: Any, group: Any, step: Any) -> list[Any]:
+    def places(self, form: tuple[int, int, int], array: Any, start: Any, group: Any, step: Any) -> list[Any]:
         """Point to the vectors of a tile; `step` is a number of vectors, or lanes that are known when it runs."""
         size, groups, _ = form
         found = []
         for number in range(groups):
-            first = self.at(array, self.builder.add(start, self.builder.mul(group, _LONG(number))))
+            first = self.builder.add(start, self.builder.mul(group, _LONG(number)))
             for place in range(size):
                 lanes = _LONG(place * step * WIDTH) if isinstance(step, int) else self.builder.mul(step, _LONG(place))
-                found.append(self.builder.bitcast(self.builder.gep(first, [lanes]), _VECTOR.as_pointer()))
+                found.append(self.vector(self.at(array, first), lanes))
         return found
 
-    def weights(self, begin: Any, end: Any, offsets: int) -> Iterator[tuple[Any, Any]]:
+    def weights(self, begin: Any, end: Any, offsets: Any) -> Iterator[tuple[Any, Any]]:
         """Go through weights; yield the place of each, and the offset of what it reads."""
         with cgutils.for_range(self.builder, self.builder.sub(end, begin)) as loop:
             place = self.builder.add(begin, loop.index)
             yield place, self.builder.sext(self.builder.load(self.at(offsets, place)), _LONG)
 
-    def at(self, array: int, place: Any) -> Any:
+    def at(self, array: Any, place: Any) -> Any:
         """Point to an entry of an array."""
-        return self.builder.gep(self._arrays[array], [place])
+        return self.builder.gep(array, [place])
 
-    def vector(self, array: int, place: Any) -> Any:
+    def vector(self, array: Any, place: Any) -> Any:
         """Point to a vector of an array."""
         return self.builder.bitcast(self.at(array, place), _VECTOR.as_pointer())
 
@@ -134,122 +131,107 @@ class _Writer:
         return self.builder.extract_element(vector, _INT(0))
 
 
+def _operation(write: Callable[..., Any]) -> Any:
+    """Make an operation for numba of a function that writes its instructions, and returns a number or nothing."""
+    returned = types.void if inspect.signature(write).return_annotation is None else float32
+
+    @functools.wraps(write)
+    def typed(typing: Any, *kinds: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            taken = [
+                context.make_array(kind)(context, builder, argument).data if isinstance(kind, types.Array) else argument
+                for kind, argument in zip(signature.args, arguments, strict=True)
+            ]
+            number = write(_Writer(builder), *taken)
+            return context.get_dummy_value() if number is None else number
+
+        return returned(*kinds), generate
+
+    return intrinsic(typed)
+
+
 @_operation
 def _tile_of_outputs(
-    typing: Any, values: Any, offsets: Any, begin: Any, end: Any, form: Any, source: Any, read_at: Any,
+    writer: _Writer, values: Any, offsets: Any, begin: Any, end: Any, form: Any, source: Any, read_at: Any,
     read_group: Any, target: Any, write_at: Any, write_group: Any, write_step: Any, start: Any, adds: Any,
-) -> Any:  # fmt: skip
+) -> None:  # fmt: skip
     """Write a tile of outputs: to a number, or with `adds` to what is there, add the products of a list of weights.
 
     Eight sums stay in registers. Each weight is read once, and multiplies eight vectors in turn.
     """
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        writer = _Writer(context, builder, signature, arguments)
-        begin, end, form = arguments[2:5]
-        read_at, read_group, write_at, write_group, write_step, start, adds = (
-            arguments[number] for number in (6, 7, 9, 10, 11, 12, 13)
-        )
-        for own in writer.forms(form):
-            sums = [cgutils.alloca_once(builder, _VECTOR) for _ in range(own[0] * own[1])]
-            targets = writer.places(own, 8, write_at, write_group, write_step)
-            with builder.if_else(adds) as (adding, anew):
-                with adding:
-                    for total, target in zip(sums, targets, strict=True):
-                        builder.store(writer.load(target), total)
-                with anew:
-                    first = writer.splat(start)
-                    for total in sums:
-                        builder.store(first, total)
-            for place, offset in writer.weights(begin, end, 1):
-                weight = writer.splat(builder.load(writer.at(0, place)))
-                sources = writer.places(own, 5, builder.add(read_at, offset), read_group, own[2])
-                for total, source in zip(sums, sources, strict=True):
-                    product = writer.multiply_add(weight, writer.load(source), builder.load(total))
-                    builder.store(product, total)
-            for total, target in zip(sums, targets, strict=True):
-                writer.store(builder.load(total), target)
-        return context.get_dummy_value()
-
-    names = (
-        values, offsets, begin, end, form, source, read_at, read_group, target, write_at, write_group, write_step,
-        start, adds,
-    )  # fmt: skip
-    return types.void(*names), generate
+    builder = writer.builder
+    for own in writer.forms(form):
+        sums = [cgutils.alloca_once(builder, _VECTOR) for _ in range(own[0] * own[1])]
+        outputs = writer.places(own, target, write_at, write_group, write_step)
+        with builder.if_else(adds) as (adding, anew):
+            with adding:
+                for total, output in zip(sums, outputs, strict=True):
+                    builder.store(writer.load(output), total)
+            with anew:
+                first = writer.splat(start)
+                for total in sums:
+                    builder.store(first, total)
+        for place, offset in writer.weights(begin, end, offsets):
+            weight = writer.splat(builder.load(writer.at(values, place)))
+            inputs = writer.places(own, source, builder.add(read_at, offset), read_group, own[2])
+            for total, read in zip(sums, inputs, strict=True):
+                product = writer.multiply_add(weight, writer.load(read), builder.load(total))
+                builder.store(product, total)
+        for total, output in zip(sums, outputs, strict=True):
+            writer.store(builder.load(total), output)
 
 
 @_operation
 def _tile_of_gradients(
-    typing: Any, cells: Any, offsets: Any, begin: Any, end: Any, form: Any, source: Any, read_at: Any,
+    writer: _Writer, cells: Any, offsets: Any, begin: Any, end: Any, form: Any, source: Any, read_at: Any,
     read_group: Any, slopes: Any, slope_at: Any, slope_group: Any, first_cell: Any, is_single: Any,
-) -> Any:  # fmt: skip
+) -> None:  # fmt: skip
     """Add a tile's part of the gradients of a list of weights, each to a cell of its own.
 
     The gradients of the tile's outputs stay in registers. A cell is a vector, whose lanes are added up at the end of
     the batch; where an image has a single pixel there are few tiles, and a cell is a number (`is_single`).
     """
+    builder = writer.builder
+    for own in writer.forms(form):
+        factors = [writer.load(place) for place in writer.places(own, slopes, slope_at, slope_group, 1)]
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        writer = _Writer(context, builder, signature, arguments)
-        begin, end, form = arguments[2:5]
-        read_at, read_group, slope_at, slope_group, first_cell, is_single = (
-            arguments[number] for number in (6, 7, 9, 10, 11, 12)
-        )
-        for own in writer.forms(form):
-            slopes = [writer.load(place) for place in writer.places(own, 8, slope_at, slope_group, 1)]
+        def products(offset: Any, own: Any = own, factors: Any = factors) -> Any:
+            inputs = writer.places(own, source, builder.add(read_at, offset), read_group, own[2])
+            totals: list[Any] = [None, None]  # one after the other, so that fewer additions wait for each other
+            for number, (factor, read) in enumerate(zip(factors, inputs, strict=True)):
+                value, total = writer.load(read), totals[number % 2]
+                product = writer.multiply_add(factor, value, total) if total else builder.fmul(factor, value)
+                totals[number % 2] = product
+            return totals[0] if totals[1] is None else builder.fadd(*totals)
 
-            def products(offset: Any, own: Any = own, slopes: Any = slopes) -> Any:
-                sources = writer.places(own, 5, builder.add(read_at, offset), read_group, own[2])
-                totals: list[Any] = [None, None]  # one after the other, so that fewer additions wait for each other
-                for number, (slope, source) in enumerate(zip(slopes, sources, strict=True)):
-                    factor, total = writer.load(source), totals[number % 2]
-                    product = writer.multiply_add(slope, factor, total) if total else builder.fmul(slope, factor)
-                    totals[number % 2] = product
-                return totals[0] if totals[1] is None else builder.fadd(*totals)
-
-            # Only tiles of one neighbour are of images of a single pixel.
-            with builder.if_else(is_single if own[0] == 1 else ir.Constant(ir.IntType(1), 0)) as (single, several):
-                with single:
-                    for place, offset in writer.weights(begin, end, 1):
-                        cell = writer.at(0, builder.add(first_cell, place))
-                        builder.store(builder.fadd(builder.load(cell), writer.sum(products(offset))), cell)
-                with several:
-                    for place, offset in writer.weights(begin, end, 1):
-                        start = builder.add(first_cell, builder.mul(place, _LONG(WIDTH)))
-                        cell = writer.vector(0, start)
-                        writer.store(builder.fadd(writer.load(cell), products(offset)), cell)
-        return context.get_dummy_value()
-
-    names = (
-        cells, offsets, begin, end, form, source, read_at, read_group, slopes, slope_at, slope_group, first_cell,
-        is_single,
-    )  # fmt: skip
-    return types.void(*names), generate
+        # Only tiles of one neighbour are of images of a single pixel.
+        with builder.if_else(is_single if own[0] == 1 else ir.Constant(ir.IntType(1), 0)) as (single, several):
+            with single:
+                for place, offset in writer.weights(begin, end, offsets):
+                    cell = writer.at(cells, builder.add(first_cell, place))
+                    builder.store(builder.fadd(builder.load(cell), writer.sum(products(offset))), cell)
+            with several:
+                for place, offset in writer.weights(begin, end, offsets):
+                    cell = writer.vector(cells, builder.add(first_cell, builder.mul(place, _LONG(WIDTH))))
+                    writer.store(builder.fadd(writer.load(cell), products(offset)), cell)
 
 
 @_operation
-def _add_products(typing: Any, x: Any, of_x: Any, y: Any, of_y: Any, num: Any, sums: Any) -> Any:
+def _add_products(writer: _Writer, x: Any, of_x: Any, y: Any, of_y: Any, num: Any, sums: Any) -> None:
     """Add up the vectors of a row x, less a number, and their products with a row y, less a number, to two vectors."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        writer = _Writer(context, builder, signature, arguments)
-        less_x, less_y = writer.splat(arguments[1]), writer.splat(arguments[3])
-        cells = [writer.vector(5, _LONG(lane)) for lane in (0, WIDTH)]
-        totals = [cgutils.alloca_once(builder, _VECTOR) for _ in cells]
-        for cell, total in zip(cells, totals, strict=True):
-            builder.store(writer.load(cell), total)
-        with cgutils.for_range(builder, arguments[4]) as loop:
-            at = builder.mul(loop.index, _LONG(WIDTH))
-            left, right = (
-                builder.fsub(writer.load(writer.vector(array, at)), less) for array, less in ((0, less_x), (2, less_y))
-            )
-            builder.store(builder.fadd(builder.load(totals[0]), left), totals[0])
-            builder.store(writer.multiply_add(left, right, builder.load(totals[1])), totals[1])
-        for cell, total in zip(cells, totals, strict=True):
-            writer.store(builder.load(total), cell)
-        return context.get_dummy_value()
-
-    return types.void(x, of_x, y, of_y, num, sums), generate
+    builder, less_x, less_y = writer.builder, writer.splat(of_x), writer.splat(of_y)
+    cells = [writer.vector(sums, _LONG(lane)) for lane in (0, WIDTH)]
+    totals = [cgutils.alloca_once(builder, _VECTOR) for _ in cells]
+    for cell, total in zip(cells, totals, strict=True):
+        builder.store(writer.load(cell), total)
+    with cgutils.for_range(builder, num) as loop:
+        at = builder.mul(loop.index, _LONG(WIDTH))
+        left = builder.fsub(writer.load(writer.vector(x, at)), less_x)
+        right = builder.fsub(writer.load(writer.vector(y, at)), less_y)
+        builder.store(builder.fadd(builder.load(totals[0]), left), totals[0])
+        builder.store(writer.multiply_add(left, right, builder.load(totals[1])), totals[1])
+    for cell, total in zip(cells, totals, strict=True):
+        writer.store(builder.load(total), cell)
 
 
 def _of_windows(write: Callable[[_Writer, list[Any], list[Any]], None]) -> Any:
@@ -259,21 +241,16 @@ def _of_windows(write: Callable[[_Writer, list[Any], list[Any]], None]) -> Any:
     next; then the same two rows of the windows, where the first window is, and how many there are.
     """
 
-    @_operation
-    def _through(typing: Any, a: Any, d: Any, at: Any, step: Any, of_a: Any, of_d: Any, first: Any, num: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            writer = _Writer(context, builder, signature, arguments)
-            at, step, first, num = (arguments[number] for number in (2, 3, 6, 7))
-            with cgutils.for_range(builder, num) as loop:
-                place = builder.add(at, builder.mul(loop.index, step))
-                window = builder.add(first, builder.mul(loop.index, _LONG(WIDTH)))
-                entry = [writer.vector(array, place) for array in (0, 1)]
-                write(writer, entry, [writer.vector(array, window) for array in (4, 5)])
-            return context.get_dummy_value()
+    def through(
+        writer: _Writer, a: Any, d: Any, at: Any, step: Any, of_a: Any, of_d: Any, first: Any, num: Any
+    ) -> None:
+        with cgutils.for_range(writer.builder, num) as loop:
+            place = writer.builder.add(at, writer.builder.mul(loop.index, step))
+            window = writer.builder.add(first, writer.builder.mul(loop.index, _LONG(WIDTH)))
+            entry = [writer.vector(array, place) for array in (a, d)]
+            write(writer, entry, [writer.vector(array, window) for array in (of_a, of_d)])
 
-        return types.void(a, d, at, step, of_a, of_d, first, num), generate
-
-    return _through
+    return _operation(through)
 
 
 @_of_windows
@@ -304,30 +281,20 @@ def _give_to_highest(writer: _Writer, entry: list[Any], window: list[Any]) -> No
 
 
 @_operation
-def _prefetch(typing: Any, array: Any, start: Any) -> Any:
+def _prefetch(writer: _Writer, array: Any, start: Any) -> None:
     """Ask for the lines of the cache that a tile in a row will touch."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        writer, byte = _Writer(context, builder, signature, arguments), ir.IntType(8).as_pointer()
-        kind = ir.FunctionType(ir.VoidType(), [byte, _INT, _INT, _INT])
-        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        for line in range(TILE * WIDTH * 4 // LINE + 1):
-            place = builder.add(arguments[1], _LONG(line * LINE // 4))
-            builder.call(prefetch, [builder.bitcast(writer.at(0, place), byte), _INT(0), _INT(3), _INT(1)])
-        return context.get_dummy_value()
-
-    return types.void(array, start), generate
+    builder, byte = writer.builder, ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [byte, _INT, _INT, _INT])
+    prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+    for line in range(TILE * WIDTH * 4 // LINE + 1):
+        place = builder.add(start, _LONG(line * LINE // 4))
+        builder.call(prefetch, [builder.bitcast(writer.at(array, place), byte), _INT(0), _INT(3), _INT(1)])
 
 
 @_operation
-def _sum_of(typing: Any, array: Any, start: Any) -> Any:
+def _sum_of(writer: _Writer, array: Any, start: Any) -> Any:
     """Return the sum of a vector."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        writer = _Writer(context, builder, signature, arguments)
-        return writer.sum(writer.load(writer.vector(0, arguments[1])))
-
-    return float32(array, start), generate
+    return writer.sum(writer.load(writer.vector(array, start)))
 
 
 _YES, _NO = np.bool_(True), np.bool_(False)  # for each of Python's own two, numba would compile a function again
