@@ -606,19 +606,20 @@ for _name, _function in LOSSES.items():
 
 # --- Networks.
 
-KINDS = ("Linear", "Activation", "Moments", "Normalisation", "Pooling", "Sum")
-LINEAR, ACTIVATION, MOMENTS, NORMALISATION, POOLING, SUM = range(len(KINDS))
+KINDS = ("Linear", "Activation", "Moments", "Normalisation", "Pooling")
+LINEAR, ACTIVATION, MOMENTS, NORMALISATION, POOLING = range(len(KINDS))
 
 
 def _columns(names: str) -> np.dtype:
     return np.dtype([(name, np.int64) for name in names.split()])
 
 
-# Numbers of tensors, functions, passes and parameters are places in their tables; a parameter that is missing is -1.
-# Other numbers are lengths, in lanes. `.._needed` says if a tensor has gradients, and `.._adds` if some are there.
+# Numbers of tensors, functions, passes and parameters are places in their tables; what is missing is -1. Other numbers
+# are lengths, in lanes. `adds` says if outputs are added to what is there, `source_needed` if the source has gradients,
+# and `source_adds` if some are there.
 OPERATION = _columns(
-    "kind source target other source_needed source_adds other_needed other_adds bias first_pass last_pass cells "
-    "is_single function gamma beta channel height width down right top left"
+    "kind source target adds source_needed source_adds bias first_pass last_pass cells is_single function gamma beta "
+    "channel height width down right top left"
 )
 PASS = _columns(
     "rows channels plane lowest chunks step source_group target_group is_wide first_begin first_targets "
@@ -815,10 +816,11 @@ def _linear(layout: Any, memory: Any, parameters: Any, operation: Any, first: in
 
 @_compiled
 def _activation(layout: Any, memory: Any, operation: Any, block: int, channel: int, is_forward: Any) -> None:
+    """Go through an activation; without a function, a tensor is copied to a sum, or to an image among zeros."""
     z, a = layout.tensors[operation.source], layout.tensors[operation.target]
     is_apart = a.start != z.start
     if is_forward and is_apart:
-        _copy(memory.a, z, a, block, channel, _NO)
+        _copy(memory.a, z, a, block, channel, operation.adds != 0)
     index = 0
     for function in literal_unroll(_ACTIVATIONS):
         if operation.function == index:
@@ -826,21 +828,6 @@ def _activation(layout: Any, memory: Any, operation: Any, block: int, channel: i
         index += 1
     if is_apart and not is_forward and operation.source_needed:
         _copy(memory.d, a, z, block, channel, operation.source_adds != 0)
-
-
-@_compiled
-def _sum(layout: Any, memory: Any, operation: Any, block: int, channel: int, is_forward: Any) -> None:
-    image, other = layout.tensors[operation.source], layout.tensors[operation.other]
-    total = layout.tensors[operation.target]
-    if is_forward:
-        if total.start != image.start:
-            _copy(memory.a, image, total, block, channel, _NO)
-        _copy(memory.a, other, total, block, channel, _YES)
-        return
-    if operation.source_needed:
-        _copy(memory.d, total, image, block, channel, operation.source_adds != 0)
-    if operation.other_needed:
-        _copy(memory.d, total, other, block, channel, operation.other_adds != 0)
 
 
 # --- Pooling.
@@ -1062,8 +1049,6 @@ def _on_channel(
         _activation(layout, memory, operation, block, channel, is_forward)
     elif operation.kind == POOLING:
         _pooling(layout, memory, operation, block, channel, is_forward)
-    elif operation.kind == SUM:
-        _sum(layout, memory, operation, block, channel, is_forward)
     elif operation.kind == MOMENTS:
         if not is_forward:
             _moments_backward(layout, memory, parameters, operation, num, block, channel)

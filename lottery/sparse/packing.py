@@ -34,7 +34,7 @@ from lottery.sparse.reading import (
     Padding,
     Pair,
     Pooling,
-    Sum,
+    Term,
 )
 
 # Of the first cache, the part that the window of a tile may take.
@@ -96,8 +96,6 @@ class Packer:
         found: list[list[Operation]] = [[] for _ in self.network.tensors]
         for operation in self.network.operations:
             found[operation.source].append(operation)
-            if isinstance(operation, Sum):
-                found[operation.other].append(operation)
         return found
 
     def _shared(self) -> list[int]:
@@ -109,11 +107,11 @@ class Packer:
         found = list(range(len(self.network.tensors)))
         writers = {operation.target: operation for operation in self.network.operations}
         for operation in self.network.operations:
-            fits = isinstance(operation, Sum) or (
+            fits = (isinstance(operation, Term) and not operation.adds) or (
                 isinstance(operation, Activation) and not kernels.ACTIVATIONS[operation.name].needs_input
             )
             is_only = self.readers[operation.source] == [operation]
-            if fits and is_only and isinstance(writers.get(operation.source), (Linear, Normalisation, Sum)):
+            if fits and is_only and isinstance(writers.get(operation.source), (Linear, Normalisation, Term)):
                 found[operation.target] = found[operation.source]
         return found
 
@@ -188,9 +186,9 @@ class _Packing:
         self._order_gradients(operations)
         tensors = [*self._tensors(False), *self._tensors(True)]
         for operation, described in zip(network.operations, operations, strict=True):
-            if isinstance(operation, (Activation, Sum)):
-                for role in ("source", "target", "other"):
-                    described[role] += len(packer.places)
+            if isinstance(operation, (Activation, Term)):
+                described["source"] += len(packer.places)
+                described["target"] += len(packer.places)
             elif isinstance(operation, Padding):
                 described["target"] = len(tensors)
                 tensors.append(_inside(operation, tensors))
@@ -245,8 +243,8 @@ class _Packing:
         operations, tensors = self.network.operations, list(self._tensors(True))
         phases, runs = [], []
         for number, operation in enumerate(operations):
-            is_wide, by_value = self.packer.wide[number], isinstance(operation, (Activation, Sum))
-            by_channel = not is_wide and isinstance(operation, (Activation, Sum, Moments))
+            is_wide, by_value = self.packer.wide[number], isinstance(operation, (Activation, Term))
+            by_channel = not is_wide and isinstance(operation, (Activation, Term, Moments))
             channels = self.network.tensors[operation.source].channels
             channels = tensors[operation.source]["channels"] if by_value else channels
             before = operations[number - 1] if number else None
@@ -262,18 +260,18 @@ class _Packing:
     def _operation(self, number: int) -> dict[str, int]:
         """Describe an operation by numbers."""
         operation = self.network.operations[number]
-        # Padding is an activation that changes nothing, and writes into an image inside another.
-        kind = Activation if isinstance(operation, Padding) else type(operation)
+        # Terms and padding are activations without a function; padding writes into an image inside another.
+        kind = Activation if isinstance(operation, (Term, Padding)) else type(operation)
         described = {
             "kind": kernels.KINDS.index(kind.__name__), "source": operation.source, "target": operation.target,
-            "other": getattr(operation, "other", -1),
+            "function": -1,
         }  # fmt: skip
         if isinstance(operation, Linear):
             described |= self._linear(operation, self.packer.wide[number])
         elif isinstance(operation, Activation):
             described |= {"function": [*kernels.ACTIVATIONS].index(operation.name)}
-        elif isinstance(operation, Padding):
-            described |= {"function": [*kernels.ACTIVATIONS].index("linear")}
+        elif isinstance(operation, Term):
+            described |= {"adds": int(operation.adds)}
         elif isinstance(operation, (Moments, Normalisation)):
             described |= {
                 "gamma": self._at(operation.gamma), "beta": self._at(operation.beta), "channel": self.num_channels,
@@ -300,23 +298,16 @@ class _Packing:
         """Say which tensors need gradients, and which operation writes them first, so that others add."""
         needed = {0: False}
         for operation in operations:
-            sources = [operation["source"], *([operation["other"]] if operation["other"] >= 0 else [])]
+            source, target = operation["source"], operation["target"]
             has_weights = operation["kind"] in (kernels.LINEAR, kernels.NORMALISATION)
-            needed[operation["target"]] = has_weights or any(needed[source] for source in sources)
+            needed[target] = has_weights or needed[source] or needed.get(target, False)  # of terms, any
         written: set[int] = set()
         for operation in reversed(operations):
-            for role in ("source", "other"):
-                tensor = operation[role]
-                # The second half of a normalisation comes first here; the gradients of its inputs are the first's.
-                if tensor >= 0 and operation["kind"] != kernels.NORMALISATION:
-                    # What shares a place with the target has its gradients, too, but for the slope of an activation.
-                    is_there = operation["kind"] == kernels.SUM and self._is_shared(operation, tensor)
-                    operation[f"{role}_needed"] = int(needed[tensor] and not is_there)
-                    operation[f"{role}_adds"] = int(tensor in written)
-                    written.add(tensor)
-
-    def _is_shared(self, operation: dict[str, int], tensor: int) -> bool:
-        return self.packer.places[tensor] is self.packer.places[operation["target"]]
+            # The second half of a normalisation comes first here; the gradients of its inputs are the first's.
+            if operation["kind"] != kernels.NORMALISATION:
+                operation["source_needed"] = int(needed[operation["source"]])
+                operation["source_adds"] = int(operation["source"] in written)
+                written.add(operation["source"])
 
     # --- Passes.
 

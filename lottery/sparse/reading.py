@@ -104,10 +104,10 @@ class Pooling(Operation):
 
 
 @dataclass(frozen=True)
-class Sum(Operation):
-    """The sum of two tensors."""
+class Term(Operation):
+    """A term of a sum: the first is copied, and the others are added to it."""
 
-    other: int
+    adds: bool
 
 
 @dataclass(frozen=True)
@@ -142,9 +142,9 @@ class Network:
         return [layer.bias for layer in self.linear if layer.bias and self._is_only_normalised(layer.target)]
 
     def _is_only_normalised(self, tensor: int) -> bool:
-        readers = [made for made in self.operations if tensor in (made.source, getattr(made, "other", None))]
+        readers = [operation for operation in self.operations if operation.source == tensor]
         return bool(readers) and all(
-            isinstance(reader, Moments) or (isinstance(reader, Sum) and self._is_only_normalised(reader.target))
+            isinstance(reader, Moments) or (isinstance(reader, Term) and self._is_only_normalised(reader.target))
             for reader in readers
         )
 
@@ -312,11 +312,6 @@ class _Reader:
         self.network.operations.append(operation(source, target, **settings))
         return target
 
-    @property
-    def operations(self) -> list[Operation]:
-        """The operations so far."""
-        return self.network.operations
-
     def _tensor(self, call: graph.LayerCall, place: int) -> int:
         if len(call.inputs) <= place:
             raise Obstacle(f"{weights.plain_name(call.layer)} does not only follow the layer before it")
@@ -440,7 +435,7 @@ def _normalisation(reader: _Reader, call: graph.LayerCall, shape: tuple[int, ...
         epsilon=max(float(layer.epsilon), LEAST_EPSILON) if is_fused else float(layer.epsilon),
         is_unbiased=is_fused,
     )
-    reader.operations.append(second)
+    reader.network.operations.append(second)
     return target
 
 
@@ -458,12 +453,14 @@ def _pooling(reader: _Reader, call: graph.LayerCall, shape: tuple[int, ...]) -> 
 
 
 def _sum(reader: _Reader, call: graph.LayerCall, shape: tuple[int, ...]) -> int:
-    total = reader.image(call)
-    for place in range(1, len(call.inputs)):
-        if (other := reader.network.tensors[reader.image(call, place)]) != reader.network.tensors[total]:
-            raise Obstacle(f"{weights.plain_name(call.layer)} adds tensors of different shapes, {other.shape}")
-        total = reader.add(Sum, total, shape, other=reader.image(call, place))
-    return total
+    first, *others = (reader.image(call, place) for place in range(len(call.inputs)))
+    target, tensors = reader.add(Term, first, shape, adds=False), reader.network.tensors
+    for other in others:
+        if tensors[other] != tensors[first]:
+            shown = tensors[other].shape
+            raise Obstacle(f"{weights.plain_name(call.layer)} adds tensors of different shapes, {shown}")
+        reader.network.operations.append(Term(other, target, adds=True))
+    return target
 
 
 def _padding(reader: _Reader, call: graph.LayerCall, shape: tuple[int, ...]) -> int:
