@@ -610,16 +610,19 @@ KINDS = ("Linear", "Activation", "Moments", "Normalisation", "Pooling")
 LINEAR, ACTIVATION, MOMENTS, NORMALISATION, POOLING = range(len(KINDS))
 
 
-def _columns(names: str) -> np.dtype:
-    return np.dtype([(name, np.int64) for name in names.split()])
+def _columns(integers: str, singles: str = "", doubles: str = "") -> np.dtype:
+    kinds = ((integers, np.int64), (singles, np.float32), (doubles, np.float64))
+    return np.dtype([(name, kind) for names, kind in kinds for name in names.split()])
 
 
 # Numbers of tensors, functions, passes and parameters are places in their tables; what is missing is -1. Other numbers
 # are lengths, in lanes. `adds` says if outputs are added to what is there, `source_needed` if the source has gradients,
 # and `source_adds` if some are there.
 OPERATION = _columns(
-    "kind source target adds source_needed source_adds bias first_pass last_pass cells is_single function gamma beta "
-    "channel height width down right top left"
+    "kind source target adds source_needed source_adds first_weight last_weight bias first_pass last_pass cells "
+    "is_single function gamma beta channel is_unbiased height width down right top left",
+    singles="epsilon stays moves",  # of moving statistics, the shares that stay and that come from the batch
+    doubles="l1 l2",
 )
 PASS = _columns(
     "rows channels plane lowest chunks step source_group target_group is_wide first_begin first_targets "
@@ -636,8 +639,6 @@ class Layout(NamedTuple):
     """The structure of a network under masks; see `lottery.sparse.packing`."""
 
     operations: np.ndarray  # of `OPERATION`
-    constants: np.ndarray  # float32, of each operation: epsilon, momentum, 1 - momentum, and 1 where
-    # variances divide by n - 1
     passes: np.ndarray  # of `PASS`
     tensors: np.ndarray  # of `TENSOR`; then for operations on each value, where a vector is a row of one channel; then
     # the images inside padded ones
@@ -654,7 +655,6 @@ class Layout(NamedTuple):
     mean: np.ndarray  # float32, what is taken off each of them, and
     scale: np.ndarray  # float32, by what the rest is multiplied
     crop: int  # rows and columns of zeros around an image that is cropped
-    penalties: np.ndarray  # float64, of each kernel that has one: its first and last parameter, l1, l2
     output: int  # the tensor of the outputs
     num_cells: int
     num_channels: int  # of all normalisations
@@ -922,19 +922,18 @@ def _moments_forward(layout: Any, memory: Any, operation: Any, block: int, chann
 
 
 @_compiled
-def _normalisation_begins(sums: Any, moving: Any, constants: Any, count: int, is_training: Any) -> None:
+def _normalisation_begins(sums: Any, moving: Any, operation: Any, count: int, is_training: Any) -> None:
     """Compute mean and deviation of a channel, and move its moving statistics, before the first block."""
-    epsilon, stays, moves, is_unbiased = constants
     if is_training:
         shift = sums[_TOTAL] / count
         variance = max(sums[_SQUARE] / count - shift * shift, 0.0)
         sums[_MEAN] = sums[_FROM] + shift
-        of_all = variance * (count / max(count - 1, 1)) if is_unbiased else variance
-        moving[0] = moving[0] * stays + np.float32(sums[_MEAN]) * moves
-        moving[1] = moving[1] * stays + np.float32(of_all) * moves
+        of_all = variance * (count / max(count - 1, 1)) if operation.is_unbiased else variance
+        moving[0] = moving[0] * operation.stays + np.float32(sums[_MEAN]) * operation.moves
+        moving[1] = moving[1] * operation.stays + np.float32(of_all) * operation.moves
     else:
         sums[_MEAN], variance = moving[0], moving[1]
-    sums[_INVERSE] = 1 / math.sqrt(variance + epsilon)
+    sums[_INVERSE] = 1 / math.sqrt(variance + operation.epsilon)
     sums[_OF_SHIFT], sums[_OF_SCALE] = 0.0, 0.0
 
 
@@ -1059,7 +1058,7 @@ def _on_channel(
             image, place = layout.tensors[operation.source], operation.channel + channel
             count = num * image.height * image.width
             sums, moving = memory.channels[place], state.statistics[:, place]
-            _normalisation_begins(sums, moving, layout.constants[number], count, is_training)
+            _normalisation_begins(sums, moving, operation, count, is_training)
         _normalisation_forward(layout, memory, parameters, operation, block, channel)
     else:
         _normalisation_backward(layout, memory, operation, block, channel)
@@ -1113,9 +1112,12 @@ def _propagate(layout: Any, memory: Any, state: Any, num: int, is_training: Any,
 def _penalty(layout: Any, parameters: Any, gradients: Any) -> float:
     """Return what the regularisers add to the loss, and add their gradients."""
     penalty = 0.0
-    for number in range(len(layout.penalties)):
-        begin, end, l1, l2 = layout.penalties[number]
-        for place in range(int(begin), int(end)):
+    for number in range(len(layout.operations)):
+        operation = layout.operations[number]
+        l1, l2 = operation.l1, operation.l2
+        if l1 == 0 and l2 == 0:
+            continue
+        for place in range(operation.first_weight, operation.last_weight):
             weight = parameters[place]
             sign = _1 if weight > _0 else -_1 if weight < _0 else _0
             penalty += l1 * abs(weight) + l2 * weight * weight

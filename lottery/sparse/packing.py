@@ -197,7 +197,6 @@ class _Packing:
         phases, runs = self._order()
         return kernels.Layout(
             operations=_table(operations, kernels.OPERATION),
-            constants=np.array([self._constants(operation) for operation in network.operations], np.float32),
             passes=_table(self.passes, kernels.PASS),
             tensors=_table(tensors, kernels.TENSOR),
             phases=phases,
@@ -213,7 +212,6 @@ class _Packing:
             mean=data.mean[features],
             scale=data.scale[features],
             crop=data.crop,
-            penalties=self._penalties(),
             output=network.operations[-1].target,
             num_cells=self.num_cells,
             num_channels=self.num_channels,
@@ -257,7 +255,7 @@ class _Packing:
             runs[-1][1], phases[-1][1] = number + 1, len(runs)
         return np.array(phases, np.int64), np.array(runs, np.int64)
 
-    def _operation(self, number: int) -> dict[str, int]:
+    def _operation(self, number: int) -> dict[str, Any]:
         """Describe an operation by numbers."""
         operation = self.network.operations[number]
         # Terms and padding are activations without a function; padding writes into an image inside another.
@@ -278,6 +276,10 @@ class _Packing:
             }  # fmt: skip
             if isinstance(operation, Normalisation):
                 self.num_channels += self.network.tensors[operation.source].channels
+                described |= {
+                    "epsilon": operation.epsilon, "stays": operation.momentum, "moves": 1 - operation.momentum,
+                    "is_unbiased": operation.is_unbiased,
+                }  # fmt: skip
         elif isinstance(operation, Pooling):
             described |= {
                 "function": ("max", "mean").index(operation.name), "height": operation.window[0],
@@ -289,12 +291,7 @@ class _Packing:
     def _at(self, name: str | None) -> int:
         return -1 if name is None else self.first[name]
 
-    def _constants(self, operation: Operation) -> tuple[float, ...]:
-        if not isinstance(operation, Normalisation):
-            return 0.0, 0.0, 0.0, 0.0
-        return operation.epsilon, operation.momentum, 1 - operation.momentum, float(operation.is_unbiased)
-
-    def _order_gradients(self, operations: list[dict[str, int]]) -> None:
+    def _order_gradients(self, operations: list[dict[str, Any]]) -> None:
         """Say which tensors need gradients, and which operation writes them first, so that others add."""
         needed = {0: False}
         for operation in operations:
@@ -311,7 +308,7 @@ class _Packing:
 
     # --- Passes.
 
-    def _linear(self, operation: Linear, is_wide: bool) -> dict[str, int]:
+    def _linear(self, operation: Linear, is_wide: bool) -> dict[str, Any]:
         """Make the passes of a layer: its outputs, and the gradients of its inputs."""
         source, target = (self.packer.places[number] for number in (operation.source, operation.target))
         taken, made = (self.network.tensors[number] for number in (operation.source, operation.target))
@@ -330,7 +327,8 @@ class _Packing:
         cells = len(places) * (1 if made.shape[:2] == (1, 1) else WIDTH)
         described = {
             "bias": self._at(operation.bias), "first_pass": first, "last_pass": len(self.passes),
-            "cells": self.num_cells, "is_single": int(made.shape[:2] == (1, 1)),
+            "cells": self.num_cells, "is_single": int(made.shape[:2] == (1, 1)), "l1": operation.l1, "l2": operation.l2,
+            "first_weight": self.first[operation.kernel], "last_weight": self.first[operation.kernel] + len(places),
         }  # fmt: skip
         self.num_cells += cells
         return described
@@ -425,8 +423,6 @@ class _Packing:
                 column += size
         return np.array(found, np.int64).reshape(-1, 3)
 
-    # --- Inputs and penalties.
-
     def _inputs(self) -> tuple[np.ndarray, np.ndarray]:
         """Return which entries of an example are read, and where each is written."""
         shape = self.network.tensors[0].shape
@@ -440,15 +436,6 @@ class _Packing:
             ]
             features = np.unique(np.concatenate(read))
         return features, self.packer.places[0].at(*_flat(features, shape))
-
-    def _penalties(self) -> np.ndarray:
-        """Return for each kernel with a penalty its first and its last parameter, l1 and l2."""
-        found = [
-            (self.first[layer.kernel], self.first[layer.kernel] + len(self.entries[layer.kernel]), layer.l1, layer.l2)
-            for layer in self.network.linear
-            if layer.l1 or layer.l2
-        ]
-        return np.array(found, np.float64).reshape(-1, 4)
 
 
 def _inside(padding: Padding, tensors: Sequence[Mapping[str, int]]) -> dict[str, int]:
@@ -474,7 +461,7 @@ def _window(grid: Pair, steps: Pair, window: Sequence[int], is_wide: bool) -> in
     return rows * columns
 
 
-def _table(rows: list[dict[str, int]], kind: np.dtype) -> np.ndarray:
+def _table(rows: Sequence[Mapping[str, Any]], kind: np.dtype) -> np.ndarray:
     """Make a table of numbers with named columns; what a row does not name is 0."""
     table = np.zeros(len(rows), kind)
     for number, row in enumerate(rows):
