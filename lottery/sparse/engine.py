@@ -10,7 +10,7 @@ from lottery.data import Split, Splits
 from lottery.masks import Masks
 from lottery.models import optimizers
 from lottery.sparse import kernels
-from lottery.sparse.packing import Packer, Scaled
+from lottery.sparse.packing import Packer, Packing
 from lottery.sparse.reading import Network, Normalisation
 
 Logs = Mapping[str, float]
@@ -52,9 +52,8 @@ class Engine:
 
         self.model, self.network, self.longest, self._batch_size = model, network, longest, batch_size
         self._crops, self._packer = crops or _no_crops, Packer(network, batch_size)
-        self._scaled = _scaling(data, margin)
         self._splits = {
-            part: self._examples(getattr(data, part), data.unit_norm) for part in ("train", "validation", "test")
+            part: self._examples(getattr(data, part), data, margin) for part in ("train", "validation", "test")
         }
         self._labels = data.test.y
         self._optimizer = kernels.OPTIMIZERS[network.optimizer]
@@ -83,7 +82,7 @@ class Engine:
         others += [name for layer in self._normalisations for name in (layer.gamma, layer.beta)]
         self._entries |= {name: np.arange(np.prod(named[name].shape)) for name in others if name is not None}
         self._shapes = {name: tuple(variable.shape) for name, variable in named.items()}
-        self._layout = self._packer.pack(self._entries, self._scaled)
+        self._layout = Packing(self._packer, self._entries).layout()
         parameters, first_slot, second_slot = (self._pack(row) for row in self._variables())
         statistics = [np.concatenate([np.zeros(0), *(named[name].numpy() for name in row)]) for row in self._statistics]
         self._state = kernels.State(parameters, first_slot, second_slot, np.stack(statistics).astype(np.float32))
@@ -223,20 +222,25 @@ class Engine:
             gradients=np.zeros_like(self._state.parameters),
         )
 
-    def _examples(self, split: Split, unit_norm: bool) -> kernels.Examples:
-        x = split.x.reshape(len(split.x), -1)
+    def _examples(self, split: Split, data: Splits, margin: int) -> kernels.Examples:
+        shape, x = data.train.x.shape[1:], split.x.reshape(len(split.x), -1)
+        height, width, channels = (*shape, 1, 1, 1)[:3]  # of a vector each entry is a row
+        mean, deviation = (data.mean, data.standard_deviation) if x.dtype == np.uint8 else (0, 1)
+        mean = np.full(shape, mean, np.float32).ravel()
+        factor = np.float32(1) / np.full(shape, deviation, np.float32).ravel()
         scale = np.ones(len(split.x), np.float32)
         # In parts: all pixels as floats would take four times the memory of the bytes.
-        if x.dtype == np.uint8 and unit_norm:
+        if x.dtype == np.uint8 and data.unit_norm:
             for start in range(0, len(x), 1000):
-                part = (x[start : start + 1000].astype(np.float32) - self._scaled.mean) * self._scaled.scale
+                part = (x[start : start + 1000].astype(np.float32) - mean) * factor
                 norms = np.linalg.norm(part, axis=1)
                 scale[start : start + 1000] = np.divide(1, norms, where=norms > 0, out=np.zeros_like(norms))
         x = x if x.dtype == np.uint8 else x.astype(np.float32, copy=False)
         targets = np.ascontiguousarray(split.y.reshape(len(x), -1), np.float32)
         if self.network.loss == "sparse_categorical_crossentropy":
             targets = (targets == np.arange(self.model.output_shape[-1])).astype(np.float32)
-        return kernels.Examples(np.ascontiguousarray(x), scale, targets, *_image(split.x.shape[1:]))
+        x = np.ascontiguousarray(x)
+        return kernels.Examples(x, mean, factor, scale, targets, margin, height, width, channels)
 
 
 def _no_crops(seed: tuple[int, ...], step: int) -> Crops:
@@ -249,20 +253,6 @@ def _aligned(size: int) -> np.ndarray:
     found = np.zeros(size + line, np.float32)
     first = -(found.ctypes.data // 4) % line
     return found[first : first + size]
-
-
-def _scaling(data: Splits, margin: int) -> Scaled:
-    mean, deviation = (data.mean, data.standard_deviation) if data.train.x.dtype == np.uint8 else (0, 1)
-    shape = data.train.x.shape[1:]
-    means = np.broadcast_to(np.asarray(mean, np.float32), shape).ravel()
-    deviations = np.broadcast_to(np.asarray(deviation, np.float32), shape).ravel()
-    return Scaled(means, np.float32(1) / deviations, margin, _image(shape))
-
-
-def _image(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Return the shape of an example as rows, columns and channels; of a vector each entry is a row."""
-    height, width, channels = (*shape, 1, 1, 1)[:3]
-    return height, width, channels
 
 
 def _rates(optimizer: Any) -> Callable[[np.ndarray], np.ndarray]:

@@ -651,10 +651,6 @@ class Layout(NamedTuple):
     tiles: np.ndarray  # int64, of each tile of each pass: its form, where it reads, and where it writes
     features: np.ndarray  # int64, the entries of an example that are read, and
     inputs: np.ndarray  # int64, where they are written
-    pixels: np.ndarray  # int64, row, column and channel of each of them
-    mean: np.ndarray  # float32, what is taken off each of them, and
-    scale: np.ndarray  # float32, by what the rest is multiplied
-    crop: int  # rows and columns of zeros around an image that is cropped
     output: int  # the tensor of the outputs
     num_cells: int
     num_channels: int  # of all normalisations
@@ -681,8 +677,11 @@ class Examples(NamedTuple):
     """A split of the data."""
 
     x: np.ndarray  # (examples, features), uint8 or float32
+    mean: np.ndarray  # float32, what is taken off each feature, and
+    factor: np.ndarray  # float32, by what the rest is multiplied
     scale: np.ndarray  # float32, by what each example is multiplied
     targets: np.ndarray  # float32, (examples, targets)
+    margin: int  # rows and columns of zeros around an image that is cropped
     height: int  # of an image, and
     width: int
     channels: int
@@ -1014,17 +1013,19 @@ def _fill(layout: Any, memory: Any, examples: Any, positions: Any, num: int, cro
             position = positions[number]
             if crops.size:
                 down, right, flips = crops[number]
-                moved[lane, 0], moved[lane, 2] = down - layout.crop, -1 if flips else 1
-                moved[lane, 1] = right - layout.crop + (examples.width - 1 if flips else 0)
+                moved[lane, 0], moved[lane, 2] = down - examples.margin, -1 if flips else 1
+                moved[lane, 1] = right - examples.margin + (examples.width - 1 if flips else 0)
             scale[lane], first[lane] = examples.scale[position], position * examples.x.shape[1]
             for target in range(memory.targets.shape[1]):
                 memory.targets[block, target, lane] = examples.targets[position, target]
         start = image.start + block * image.block
         for i in range(layout.features.size):
-            feature, mean, of_feature = layout.features[i], layout.mean[i], layout.scale[i]
+            feature = layout.features[i]
+            mean, factor = examples.mean[feature], examples.factor[feature]
             pixels = memory.a[start + layout.inputs[i] : start + layout.inputs[i] + WIDTH]
             if crops.size:
-                row, column, channel = layout.pixels[i]
+                pixel, channel = divmod(feature, examples.channels)
+                row, column = divmod(pixel, examples.width)
                 for lane in range(WIDTH):
                     y, across = row + moved[lane, 0], column * moved[lane, 2] + moved[lane, 1]
                     is_inside = 0 <= y < examples.height and 0 <= across < examples.width
@@ -1034,7 +1035,7 @@ def _fill(layout: Any, memory: Any, examples: Any, positions: Any, num: int, cro
                 for lane in range(WIDTH):  # a loop of its own: reads from here and there are no vectors
                     pixels[lane] = x[first[lane] + feature]
             for lane in range(WIDTH):
-                pixels[lane] = (pixels[lane] - mean) * of_feature * scale[lane]
+                pixels[lane] = (pixels[lane] - mean) * factor * scale[lane]
 
 
 @_inlined

@@ -133,26 +133,6 @@ class Packer:
                     after.append((taken - 1 + zeros) // step - (made - 1))
             yield before[0], before[1], after[0], after[1]
 
-    def pack(self, entries: Mapping[str, np.ndarray], data: "Scaled") -> kernels.Layout:
-        """Make the arrays of a network.
-
-        Args:
-            entries: By variable, in the order of the parameters, the positions of the entries that are left. Kernels
-                come first. The moving statistics are not among them.
-            data: How examples are scaled.
-        """
-        return _Packing(self, entries).layout(data)
-
-
-@dataclass(frozen=True)
-class Scaled:
-    """What is taken off each entry of an example, and by what the rest is multiplied."""
-
-    mean: np.ndarray
-    scale: np.ndarray
-    crop: int  # rows and columns of zeros around an image that is cropped
-    shape: tuple[int, int, int]  # of an example, whatever shape the network reads it in
-
 
 @dataclass
 class _List:
@@ -164,8 +144,14 @@ class _List:
     place: np.ndarray  # among the parameters
 
 
-class _Packing:
-    """The arrays of a network under one mask."""
+class Packing:
+    """The arrays of a network under one mask.
+
+    Args:
+        packer: Where everything lies.
+        entries: By variable, in the order of the parameters, the positions of the entries that are left. Kernels come
+            first. The moving statistics are not among them.
+    """
 
     def __init__(self, packer: Packer, entries: Mapping[str, np.ndarray]) -> None:
         self.packer, self.network, self.entries = packer, packer.network, entries
@@ -179,7 +165,7 @@ class _Packing:
         self.lengths = dict.fromkeys(self.arrays, 0)
         self.num_cells = self.num_channels = 0
 
-    def layout(self, data: Scaled) -> kernels.Layout:
+    def layout(self) -> kernels.Layout:
         """Make all arrays."""
         network, packer = self.network, self.packer
         operations = [self._operation(number) for number in range(len(network.operations))]
@@ -208,10 +194,6 @@ class _Packing:
             tiles=arrays["tiles"].reshape(-1, 3),
             features=features,
             inputs=targets * WIDTH,
-            pixels=np.stack(np.unravel_index(features, data.shape), axis=1),
-            mean=data.mean[features],
-            scale=data.scale[features],
-            crop=data.crop,
             output=network.operations[-1].target,
             num_cells=self.num_cells,
             num_channels=self.num_channels,

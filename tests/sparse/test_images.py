@@ -226,5 +226,4 @@ def test_long_lists_are_divided_into_chunks(rng, monkeypatch):
     passes = packing.Packer(reading.read(model), 32)
     entries = {one.kernel: np.arange(np.prod(one.shape)) for one in passes.network.linear}
     entries |= {one.bias: np.arange(one.shape[-1]) for one in passes.network.linear}
-    scaled = packing.Scaled(np.zeros(891, np.float32), np.ones(891, np.float32), 0, (9, 9, 11))
-    assert passes.pack(entries, scaled).passes["chunks"].max() > 1
+    assert packing.Packing(passes, entries).layout().passes["chunks"].max() > 1
