@@ -294,49 +294,38 @@ class Packing:
         """Make the passes of a layer: its outputs, and the gradients of its inputs."""
         source, target = (self.packer.places[number] for number in (operation.source, operation.target))
         taken, made = (self.network.tensors[number] for number in (operation.source, operation.target))
-        left = np.unravel_index(self.entries[operation.kernel], operation.shape)
-        places = self.first[operation.kernel] + np.arange(len(left[0]))
-        first = len(self.passes)
-        if operation.kind == "dense":
+        first, shape, size = len(self.passes), operation.shape, taken.shape[:2]
+        inputs, outputs = np.arange(taken.channels) * source.plane, np.arange(made.channels) * target.plane
+        if operation.kind == "dense":  # is a convolution of one pixel, whose channels are all entries
+            shape, size = (1, 1, *shape), (1, 1)
             inputs = source.at(*_flat(np.arange(operation.shape[0]), taken.shape))
-            outputs = np.arange(operation.shape[1]) * target.plane
-            of_inputs = _List(left[1], left[0] * 0, inputs[left[0]], places)
-            of_outputs = _List(left[0], left[1] * 0, outputs[left[1]], places)
-            self._pass(of_inputs, outputs, (source, target), (1, 1), (1, 1), is_wide, (1, 1))
-            self._pass(of_outputs, inputs, (target, source), (1, 1), (1, 1), is_wide, (1, 1))
-        else:
-            self._convolution(operation, left, places, is_wide)
-        cells = len(places) * (1 if made.shape[:2] == (1, 1) else WIDTH)
-        described = {
-            "bias": self._at(operation.bias), "first_pass": first, "last_pass": len(self.passes),
-            "cells": self.num_cells, "is_single": int(made.shape[:2] == (1, 1)), "l1": operation.l1, "l2": operation.l2,
-            "first_weight": self.first[operation.kernel], "last_weight": self.first[operation.kernel] + len(places),
-        }  # fmt: skip
-        self.num_cells += cells
-        return described
-
-    def _convolution(self, operation: Linear, left: tuple[np.ndarray, ...], places: np.ndarray, is_wide: bool) -> None:
-        source, target = (self.packer.places[number] for number in (operation.source, operation.target))
-        taken, made = (self.network.tensors[number] for number in (operation.source, operation.target))
-        y, x, inputs, outputs = left
+        y, x, read, written = np.unravel_index(self.entries[operation.kernel], shape)
         if operation.kind == "depthwise":
-            outputs = inputs * operation.shape[3] + outputs
-        # Each output of a depthwise layer reads one channel, so there is no window to divide into chunks.
-        by_channel = 0 if operation.kind == "depthwise" else 1
-        (down, right), (top, before) = operation.strides, operation.before
-        window = operation.shape[:2]
-        listed = _List(outputs, inputs * by_channel, source.at(inputs, y - top, x - before), places)
-        targets = np.arange(made.channels) * target.plane
-        self._pass(listed, targets, (source, target), made.shape[:2], (down, right), is_wide, window)
+            written = read * shape[3] + written
+        # A dense layer has no window to divide into chunks, and each output of a depthwise one reads a single channel.
+        by_channel = int(operation.kind == "convolution")
+        places = self.first[operation.kernel] + np.arange(len(read))
+        (down, right), (top, before), window = operation.strides, operation.before, shape[:2]
+        offsets = inputs[read] + source.at(0, y - top, x - before)
+        listed = _List(written, read * by_channel, offsets, places)
+        self._pass(listed, outputs, (source, target), made.shape[:2], (down, right), is_wide, window)
         for row in range(down):
             for column in range(right):
                 fits = ((row + top - y) % down == 0) & ((column + before - x) % right == 0)
-                offsets = target.at(outputs, (row + top - y) // down, (column + before - x) // right)
-                listed = _List(inputs[fits], outputs[fits] * by_channel, offsets[fits], places[fits])
-                targets = source.at(np.arange(taken.channels), row, column)
-                grid = -(-(taken.height - row) // down), -(-(taken.width - column) // right)
-                size = -(-window[0] // down), -(-window[1] // right)
-                self._pass(listed, targets, (target, source), grid, (1, 1), is_wide, size, (down, right))
+                offsets = target.at(written, (row + top - y) // down, (column + before - x) // right)
+                listed = _List(read[fits], written[fits] * by_channel, offsets[fits], places[fits])
+                targets = inputs + source.at(0, row, column)
+                grid = -(-(size[0] - row) // down), -(-(size[1] - column) // right)
+                reach = -(-window[0] // down), -(-window[1] // right)
+                self._pass(listed, targets, (target, source), grid, (1, 1), is_wide, reach, (down, right))
+        is_single = made.shape[:2] == (1, 1)
+        described = {
+            "bias": self._at(operation.bias), "first_pass": first, "last_pass": len(self.passes),
+            "cells": self.num_cells, "is_single": is_single, "l1": operation.l1, "l2": operation.l2,
+            "first_weight": self.first[operation.kernel], "last_weight": self.first[operation.kernel] + len(places),
+        }  # fmt: skip
+        self.num_cells += len(places) * (1 if is_single else WIDTH)
+        return described
 
     def _pass(
         self,
@@ -410,12 +399,9 @@ class Packing:
         shape = self.network.tensors[0].shape
         features = np.arange(np.prod(shape))
         readers = self.packer.readers[0]
-        if all(isinstance(reader, Linear) and reader.kind == "dense" for reader in readers):
-            read = [
-                np.unravel_index(self.entries[layer.kernel], layer.shape)[0]
-                for layer in readers
-                if isinstance(layer, Linear)
-            ]
+        dense = [reader for reader in readers if isinstance(reader, Linear) and reader.kind == "dense"]
+        if len(dense) == len(readers):
+            read = [np.unravel_index(self.entries[layer.kernel], layer.shape)[0] for layer in dense]
             features = np.unique(np.concatenate(read))
         return features, self.packer.places[0].at(*_flat(features, shape))
 
