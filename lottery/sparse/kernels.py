@@ -895,37 +895,45 @@ def _pooling(layout: Any, memory: Any, operation: Any, block: int, channel: int,
             _mean(operation, image, row, windows)
 
 
-# --- Batch normalisation, in two halves: sums over all blocks, and what takes them. Of each channel, `Memory.channels`
-# --- has what sums are taken from, so that no digits are lost where the mean is far from zero; the two sums; mean and
-# --- 1 / deviation; and in the backward pass the sums of the gradients and of gradient times normalised value.
+# --- Batch normalisation, forward and backward in two halves: sums over all blocks, and what takes them. Of each channel,
+# --- `Memory.channels` has what values are taken from, so that no digits are lost where the mean is far from zero; two
+# --- sums, forward of values and their squares, backward of gradients and gradient times normalised value; and mean and
+# --- 1 / deviation.
 
-_FROM, _TOTAL, _SQUARE, _MEAN, _INVERSE, _OF_SHIFT, _OF_SCALE = range(7)
-NUM_SUMS = 7
+_FROM, _TOTAL, _PRODUCT, _MEAN, _INVERSE = range(5)
+NUM_SUMS = 5
 
 
 @_compiled
-def _moments_forward(layout: Any, memory: Any, operation: Any, block: int, channel: int) -> None:
-    image, lanes = layout.tensors[operation.source], memory.scratch[: 2 * WIDTH]
-    sums = memory.channels[operation.channel + channel]
+def _moments(layout: Any, memory: Any, operation: Any, block: int, channel: int, is_forward: Any) -> None:
+    """Add a block's part to the two sums of a channel."""
+    x, z = layout.tensors[operation.source], layout.tensors[operation.target]
+    sums, lanes = memory.channels[operation.channel + channel], memory.scratch[: 2 * WIDTH]
     if block == 0:
-        sums[_FROM], sums[_TOTAL], sums[_SQUARE] = _row(memory.a, image, block, channel, 0)[0], 0.0, 0.0
-    origin = np.float32(sums[_FROM])
+        sums[_TOTAL], sums[_PRODUCT] = 0.0, 0.0
+        if is_forward:
+            sums[_FROM] = _row(memory.a, x, block, channel, 0)[0]
+    origin = np.float32(sums[_FROM] if is_forward else sums[_MEAN])
+    scale = 1.0 if is_forward else sums[_INVERSE]
     _set(lanes, _0)
-    for row in range(image.height):
-        values = _row(memory.a, image, block, channel, row)
-        _add_products(values, origin, values, origin, image.width, lanes)
+    for row in range(x.height):
+        values = _row(memory.a, x, block, channel, row)
+        if is_forward:
+            _add_products(values, origin, values, origin, x.width, lanes)
+        else:
+            _add_products(_row(memory.d, z, block, channel, row), _0, values, origin, x.width, lanes)
     for lane in range(WIDTH):
         if memory.live[block, lane]:
             sums[_TOTAL] += lanes[lane]
-            sums[_SQUARE] += lanes[WIDTH + lane]
+            sums[_PRODUCT] += lanes[WIDTH + lane] * scale
 
 
 @_compiled
-def _normalisation_begins(sums: Any, moving: Any, operation: Any, count: int, is_training: Any) -> None:
+def _end_moments(sums: Any, moving: Any, operation: Any, count: int, is_training: Any) -> None:
     """Compute mean and deviation of a channel, and move its moving statistics, before the first block."""
     if is_training:
         shift = sums[_TOTAL] / count
-        variance = max(sums[_SQUARE] / count - shift * shift, 0.0)
+        variance = max(sums[_PRODUCT] / count - shift * shift, 0.0)
         sums[_MEAN] = sums[_FROM] + shift
         of_all = variance * (count / max(count - 1, 1)) if operation.is_unbiased else variance
         moving[0] = moving[0] * operation.stays + np.float32(sums[_MEAN]) * operation.moves
@@ -933,13 +941,18 @@ def _normalisation_begins(sums: Any, moving: Any, operation: Any, count: int, is
     else:
         sums[_MEAN], variance = moving[0], moving[1]
     sums[_INVERSE] = 1 / math.sqrt(variance + operation.epsilon)
-    sums[_OF_SHIFT], sums[_OF_SCALE] = 0.0, 0.0
 
 
 @_compiled
-def _normalisation_forward(layout: Any, memory: Any, parameters: Any, operation: Any, block: int, channel: int) -> None:
+def _normalise(
+    layout: Any, memory: Any, state: Any, operation: Any, num: int, block: int, channel: int, is_training: Any
+) -> None:
+    """Write the normalised values of a channel of a block."""
     x, z = layout.tensors[operation.source], layout.tensors[operation.target]
-    sums = memory.channels[operation.channel + channel]
+    place, parameters = operation.channel + channel, state.parameters
+    sums = memory.channels[place]
+    if block == 0:
+        _end_moments(sums, state.statistics[:, place], operation, num * x.height * x.width, is_training)
     scale = np.float32(sums[_INVERSE])
     scale = scale * parameters[operation.gamma + channel] if operation.gamma >= 0 else scale
     shift = parameters[operation.beta + channel] if operation.beta >= 0 else _0
@@ -951,35 +964,23 @@ def _normalisation_forward(layout: Any, memory: Any, parameters: Any, operation:
 
 
 @_compiled
-def _normalisation_backward(layout: Any, memory: Any, operation: Any, block: int, channel: int) -> None:
-    x, z = layout.tensors[operation.source], layout.tensors[operation.target]
-    sums, lanes = memory.channels[operation.channel + channel], memory.scratch[: 2 * WIDTH]
-    _set(lanes, _0)
-    for row in range(x.height):
-        slopes, values = _row(memory.d, z, block, channel, row), _row(memory.a, x, block, channel, row)
-        _add_products(slopes, _0, values, np.float32(sums[_MEAN]), x.width, lanes)
-    for lane in range(WIDTH):
-        sums[_OF_SHIFT] += lanes[lane]
-        sums[_OF_SCALE] += lanes[WIDTH + lane] * sums[_INVERSE]
-
-
-@_compiled
-def _moments_backward(
+def _normalise_backward(
     layout: Any, memory: Any, parameters: Any, operation: Any, num: int, block: int, channel: int
 ) -> None:
+    """Write the gradients of a channel's scale and shift, and, of a block, of what was normalised."""
     x, z = layout.tensors[operation.source], layout.tensors[operation.target]
     count, sums = num * x.height * x.width, memory.channels[operation.channel + channel]
     scale = parameters[operation.gamma + channel] if operation.gamma >= 0 else _1
     if block == 0 and operation.gamma >= 0:
-        memory.gradients[operation.gamma + channel] = np.float32(sums[_OF_SCALE])
+        memory.gradients[operation.gamma + channel] = np.float32(sums[_PRODUCT])
     if block == 0 and operation.beta >= 0:
-        memory.gradients[operation.beta + channel] = np.float32(sums[_OF_SHIFT])
+        memory.gradients[operation.beta + channel] = np.float32(sums[_TOTAL])
     if not operation.source_needed:
         return
     # factor * (d - of_all - (x - mean) * slope), with all numbers of the channel put together
     factor = scale * np.float32(sums[_INVERSE])
-    slope = -factor * np.float32(sums[_OF_SCALE] / count * sums[_INVERSE])
-    shift = -factor * np.float32(sums[_OF_SHIFT] / count)
+    slope = -factor * np.float32(sums[_PRODUCT] / count * sums[_INVERSE])
+    shift = -factor * np.float32(sums[_TOTAL] / count)
     mean = np.float32(sums[_MEAN])
     for row in range(x.height):
         slopes, values = _row(memory.d, z, block, channel, row), _row(memory.a, x, block, channel, row)
@@ -1039,53 +1040,22 @@ def _fill(layout: Any, memory: Any, examples: Any, positions: Any, num: int, cro
 
 
 @_inlined
-def _on_channel(
-    layout: Any, memory: Any, state: Any, number: int, block: int, channel: int, num: int, is_training: Any,
+def _operate(
+    layout: Any, memory: Any, state: Any, operation: Any, block: int, channel: int, num: int, is_training: Any,
     is_forward: Any,
 ) -> None:  # fmt: skip
     """Do an operation on a channel of a block, forward or backward."""
-    operation, parameters = layout.operations[number], state.parameters
     if operation.kind == ACTIVATION:
         _activation(layout, memory, operation, block, channel, is_forward)
     elif operation.kind == POOLING:
         _pooling(layout, memory, operation, block, channel, is_forward)
-    elif operation.kind == MOMENTS:
-        if not is_forward:
-            _moments_backward(layout, memory, parameters, operation, num, block, channel)
-        elif is_training:
-            _moments_forward(layout, memory, operation, block, channel)
+    elif (operation.kind == MOMENTS) == is_forward:  # backward, the second half of a normalisation comes first
+        if is_training:
+            _moments(layout, memory, operation, block, channel, is_forward)
     elif is_forward:
-        if block == 0:
-            image, place = layout.tensors[operation.source], operation.channel + channel
-            count = num * image.height * image.width
-            sums, moving = memory.channels[place], state.statistics[:, place]
-            _normalisation_begins(sums, moving, operation, count, is_training)
-        _normalisation_forward(layout, memory, parameters, operation, block, channel)
+        _normalise(layout, memory, state, operation, num, block, channel, is_training)
     else:
-        _normalisation_backward(layout, memory, operation, block, channel)
-
-
-class Part(NamedTuple):
-    """Some blocks of examples, and some channels of an operation's source."""
-
-    first: int  # block
-    last: int
-    channel: int
-    last_channel: int
-
-
-@_inlined
-def _operate(
-    layout: Any, memory: Any, state: Any, number: int, part: Any, num: int, is_training: Any, is_forward: Any
-) -> None:
-    """Do an operation on a part of a batch, forward or backward."""
-    operation = layout.operations[number]
-    if operation.kind == LINEAR:  # whose channels are never divided
-        _linear(layout, memory, state.parameters, operation, part.first, part.last, is_forward)
-    else:
-        for block in range(part.first, part.last):
-            for channel in range(part.channel, part.last_channel):
-                _on_channel(layout, memory, state, number, block, channel, num, is_training, is_forward)
+        _normalise_backward(layout, memory, state.parameters, operation, num, block, channel)
 
 
 @_compiled
@@ -1103,10 +1073,15 @@ def _propagate(layout: Any, memory: Any, state: Any, num: int, is_training: Any,
             last = min(first + size, num_blocks)
             for run in _in_turn(begin, end, is_forward):
                 first_operation, last_operation, num_channels, at_once = layout.runs[run]
-                for channel in range(0, num_channels, at_once):
-                    part = Part(first, last, channel, channel + at_once)
+                for first_channel in range(0, num_channels, at_once):
                     for number in _in_turn(first_operation, last_operation, is_forward):
-                        _operate(layout, memory, state, number, part, num, is_training, is_forward)
+                        operation = layout.operations[number]
+                        if operation.kind == LINEAR:  # whose channels are never divided
+                            _linear(layout, memory, state.parameters, operation, first, last, is_forward)
+                            continue
+                        for block in range(first, last):
+                            for channel in range(first_channel, first_channel + at_once):
+                                _operate(layout, memory, state, operation, block, channel, num, is_training, is_forward)
 
 
 @_compiled
@@ -1127,10 +1102,13 @@ def _penalty(layout: Any, parameters: Any, gradients: Any) -> float:
 
 
 @_compiled
-def _loss(layout: Any, memory: Any, num: int) -> tuple[float, float]:
-    """Add up the losses of a batch and the examples that are right, and write the gradients of the mean loss."""
+def _loss(layout: Any, memory: Any, num: int, positions: Any, classes: Any) -> tuple[float, float]:
+    """Add up the losses of a batch and the examples that are right, and write the gradients of the mean loss.
+
+    If there are `classes`, write the highest output of each example there.
+    """
     outputs = layout.tensors[layout.output]
-    size = outputs.channels * WIDTH
+    size, best, most = outputs.channels * WIDTH, np.empty(WIDTH, np.int64), np.empty(WIDTH, np.float32)
     loss, right = 0.0, 0.0
     for block in range(memory.live.shape[0]):
         left = min(num - block * WIDTH, WIDTH)
@@ -1144,6 +1122,10 @@ def _loss(layout: Any, memory: Any, num: int) -> tuple[float, float]:
                 loss += found[0]
                 right += found[1]
             index += 1
+        if classes.size:
+            _highest(a, best, most)
+            for lane in range(left):
+                classes[positions[block * WIDTH + lane]] = best[lane]
     return loss, right
 
 
@@ -1154,17 +1136,6 @@ def _update(layout: Any, memory: Any, state: Any, numbers: Any) -> None:
         if layout.update == index:
             update(state.parameters, memory.gradients, state.first_slot, state.second_slot, numbers)
         index += 1
-
-
-@_compiled
-def _write_classes(layout: Any, memory: Any, positions: Any, num: int, classes: Any) -> None:
-    """Write the highest output of each example."""
-    outputs, best, most = layout.tensors[layout.output], np.empty(WIDTH, np.int64), np.empty(WIDTH, np.float32)
-    for block in range(memory.live.shape[0]):
-        at = outputs.start + block * outputs.block
-        _highest(memory.a[at : at + outputs.channels * WIDTH].reshape(outputs.channels, WIDTH), best, most)
-        for lane in range(min(WIDTH, num - block * WIDTH)):
-            classes[positions[block * WIDTH + lane]] = best[lane]
 
 
 @_compiled_once
@@ -1183,7 +1154,7 @@ def compute(layout: Any, memory: Any, state: Any, examples: Any, batches: Any, s
         for place in range(memory.values.size):
             memory.values[place] = state.parameters[layout.places[place]]
         _propagate(layout, memory, state, num, is_training, _YES)
-        loss, right = _loss(layout, memory, num)
+        loss, right = _loss(layout, memory, num, positions, classes)
         _set(memory.gradients, _0)
         if is_training:
             _propagate(layout, memory, state, num, is_training, _NO)
@@ -1195,5 +1166,4 @@ def compute(layout: Any, memory: Any, state: Any, examples: Any, batches: Any, s
         else:
             sums[0] += loss
             sums[1] += right
-            _write_classes(layout, memory, positions, num, classes)
     return penalty
