@@ -895,10 +895,10 @@ def _pooling(layout: Any, memory: Any, operation: Any, block: int, channel: int,
             _mean(operation, image, row, windows)
 
 
-# --- Batch normalisation, forward and backward in two halves: sums over all blocks, and what takes them. Of each channel,
-# --- `Memory.channels` has what values are taken from, so that no digits are lost where the mean is far from zero; two
-# --- sums, forward of values and their squares, backward of gradients and gradient times normalised value; and mean and
-# --- 1 / deviation.
+# --- Batch normalisation, forward and backward in two halves: sums over all blocks, and what takes them. Of each
+# --- channel, `Memory.channels` has what is taken off its values, so that no digits are lost where the mean is far from
+# --- zero; two sums, forward of values and their squares, backward of gradients and gradient times normalised value;
+# --- and mean and 1 / deviation.
 
 _FROM, _TOTAL, _PRODUCT, _MEAN, _INVERSE = range(5)
 NUM_SUMS = 5

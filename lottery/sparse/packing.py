@@ -124,7 +124,7 @@ class Packer:
             before, after = [], []
             for axis in range(2):
                 window, step, zeros = operation.shape[axis], operation.strides[axis], operation.before[axis]
-                taken, made = tensors[operation.source].shape[axis], tensors[operation.target].shape[axis]
+                taken, made = tensors[operation.source][axis], tensors[operation.target][axis]
                 if number == operation.source:
                     before.append(zeros)
                     after.append((made - 1) * step + window - zeros - taken)
@@ -294,11 +294,11 @@ class Packing:
         """Make the passes of a layer: its outputs, and the gradients of its inputs."""
         source, target = (self.packer.places[number] for number in (operation.source, operation.target))
         taken, made = (self.network.tensors[number] for number in (operation.source, operation.target))
-        first, shape, size = len(self.passes), operation.shape, taken.shape[:2]
+        first, shape, size = len(self.passes), operation.shape, taken[:2]
         inputs, outputs = np.arange(taken.channels) * source.plane, np.arange(made.channels) * target.plane
         if operation.kind == "dense":  # is a convolution of one pixel, whose channels are all entries
             shape, size = (1, 1, *shape), (1, 1)
-            inputs = source.at(*_flat(np.arange(operation.shape[0]), taken.shape))
+            inputs = source.at(*_flat(np.arange(operation.shape[0]), taken))
         y, x, read, written = np.unravel_index(self.entries[operation.kernel], shape)
         if operation.kind == "depthwise":
             written = read * shape[3] + written
@@ -308,7 +308,7 @@ class Packing:
         (down, right), (top, before), window = operation.strides, operation.before, shape[:2]
         offsets = inputs[read] + source.at(0, y - top, x - before)
         listed = _List(written, read * by_channel, offsets, places)
-        self._pass(listed, outputs, (source, target), made.shape[:2], (down, right), is_wide, window)
+        self._pass(listed, outputs, (source, target), made[:2], (down, right), is_wide, window)
         for row in range(down):
             for column in range(right):
                 fits = ((row + top - y) % down == 0) & ((column + before - x) % right == 0)
@@ -318,7 +318,7 @@ class Packing:
                 grid = -(-(size[0] - row) // down), -(-(size[1] - column) // right)
                 reach = -(-window[0] // down), -(-window[1] // right)
                 self._pass(listed, targets, (target, source), grid, (1, 1), is_wide, reach, (down, right))
-        is_single = made.shape[:2] == (1, 1)
+        is_single = made[:2] == (1, 1)
         described = {
             "bias": self._at(operation.bias), "first_pass": first, "last_pass": len(self.passes),
             "cells": self.num_cells, "is_single": is_single, "l1": operation.l1, "l2": operation.l2,
@@ -396,7 +396,7 @@ class Packing:
 
     def _inputs(self) -> tuple[np.ndarray, np.ndarray]:
         """Return which entries of an example are read, and where each is written."""
-        shape = self.network.tensors[0].shape
+        shape = self.network.tensors[0]
         features = np.arange(np.prod(shape))
         readers = self.packer.readers[0]
         dense = [reader for reader in readers if isinstance(reader, Linear) and reader.kind == "dense"]

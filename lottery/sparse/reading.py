@@ -1,10 +1,10 @@
 """What the sparse engine reads from a compiled Keras model, or why it cannot train it."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lottery import files, weights
 from lottery.errors import LotteryError
@@ -30,18 +30,12 @@ class Obstacle(Exception):
     """Why a model cannot be trained by the sparse engine, as the end of a sentence."""
 
 
-@dataclass(frozen=True)
-class Tensor:
+class Tensor(NamedTuple):
     """The values that an operation reads or writes, for one example; a vector is an image of one pixel."""
 
     height: int
     width: int
     channels: int
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """As Keras has it: height, width, channels."""
-        return self.height, self.width, self.channels
 
 
 @dataclass(frozen=True)
@@ -153,10 +147,14 @@ class Network:
         """True if it has convolutions."""
         return any(operation.kind != "dense" for operation in self.linear)
 
-    def new(self, height: int, width: int, channels: int) -> int:
-        """Add a tensor, and return its number."""
-        self.tensors.append(Tensor(height, width, channels))
+    def new(self, shape: tuple[int, ...]) -> int:
+        """Add a tensor of a shape, and return its number."""
+        self.tensors.append(Tensor(*_as_image(shape)))
         return len(self.tensors) - 1
+
+
+def _as_image(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (1,) * (3 - len(shape)) + shape
 
 
 def refuse_shared_cache() -> None:
@@ -194,7 +192,7 @@ def read(model: Any) -> Network:
         reader.read(call)
     network = reader.network
     last = network.operations[-1]
-    if len(model.output_shape) != 2 or network.tensors[last.target].shape[:2] != (1, 1):
+    if len(model.output_shape) != 2 or network.tensors[last.target][:2] != (1, 1):
         raise Obstacle("the outputs are no vectors")
     activation = last.name if isinstance(last, Activation) else "linear"
     network.loss, left, network.threshold = _loss(model, activation, kernels)
@@ -219,35 +217,40 @@ def calls(model: Any) -> list[graph.LayerCall]:
             raise Obstacle(f"{weights.plain_name(layer)} is a layer of type {type(layer).__name__}")
         if any(layer is other for other in layers):
             raise Obstacle(f"{weights.plain_name(layer)} is called more than once")
-        if why := _obstacle(call):
-            raise Obstacle(f"{weights.plain_name(layer)} {why}")
+        _check_call(call)
         layers.append(layer)
     if not any(type(layer).__name__ == "Dense" or hasattr(layer, "kernel_size") for layer in layers):
         raise Obstacle("the model has no dense layer and no convolution")
     return found
 
 
-def _obstacle(call: graph.LayerCall) -> str:
-    """Say what a layer of any class may have that the engine does not compute; empty if it has none of it."""
+def _refuse(layer: Any, reasons: Mapping[str, Any]) -> None:
+    """Raise `Obstacle` with the first of the reasons that holds of a layer."""
+    for why, holds in reasons.items():
+        if holds:
+            raise Obstacle(f"{weights.plain_name(layer)} {why}")
+
+
+def _check_call(call: graph.LayerCall) -> None:
+    """Raise `Obstacle` if a layer of any class has what the engine does not compute."""
     layer = call.layer
     if not call.inputs:
-        return ""
+        return
     _, *others = call.arguments.items()  # the first is the input
     given = [name for name, value in others if value is not None]
-    if given:
-        return f"is called with the argument {given[0]}"
-    if getattr(layer, "data_format", None) not in (None, "channels_last"):
-        return "has channels first"
-    if getattr(layer, "activity_regularizer", None) is not None:
-        return "has a regulariser of its outputs"
-    # Keras 3 (3.15) and tf_keras (2.21) ask the variable, whatever the layer says.
-    if any(getattr(variable, "constraint", None) is not None for variable in layer.variables):
-        return "has a constraint"
     # Of tf_keras: the losses of regularisers, which are made with the variables, and of `add_loss`.
     of_regularisers = [name for name, value in vars(layer).items() if name.endswith("_regularizer") and value]
-    if len(getattr(layer, "_callable_losses", of_regularisers)) != len(of_regularisers):
-        return "has a loss of its own, or a regulariser that came after its variables"
-    return ""
+    reasons = {
+        f"is called with the argument {''.join(given[:1])}": given,
+        "has channels first": getattr(layer, "data_format", None) not in (None, "channels_last"),
+        "has a regulariser of its outputs": getattr(layer, "activity_regularizer", None) is not None,
+        # Keras 3 (3.15) and tf_keras (2.21) ask the variable, whatever the layer says.
+        "has a constraint": any(getattr(variable, "constraint", None) is not None for variable in layer.variables),
+        "has a loss of its own, or a regulariser that came after its variables": (
+            len(getattr(layer, "_callable_losses", of_regularisers)) != len(of_regularisers)
+        ),
+    }
+    _refuse(layer, reasons)
 
 
 @dataclass(frozen=True)
@@ -268,70 +271,60 @@ class _Reader:
 
     def read(self, call: graph.LayerCall) -> None:
         """Add the operations of a call to the network."""
-        layer, name = call.layer, graph.class_name(call.layer)
-        shape = tuple(call.outputs[0].shape[1:])
-        if None in shape:
-            raise Obstacle(f"{weights.plain_name(layer)} has outputs of no fixed size")
-        if not call.inputs:
-            value = _Value(None, shape)
-        elif name in _READ:
-            value = _Value(_READ[name](self, call, shape), shape)
-        else:
-            value = _Value(self._values[id(call.inputs[0])].tensor, shape)
-        self._values[id(call.outputs[0])] = value
-
-    def flat(self, call: graph.LayerCall) -> int:
-        """Return the tensor that a call reads as a vector."""
-        return self._tensor(call, 0)
+        name, shape = graph.class_name(call.layer), tuple(call.outputs[0].shape[1:])
+        _refuse(call.layer, {"has outputs of no fixed size": None in shape})
+        tensor = None
+        if name in _READ:
+            tensor = _READ[name](self, call, shape)
+        elif call.inputs:
+            tensor = self._values[id(call.inputs[0])].tensor
+        self._values[id(call.outputs[0])] = _Value(tensor, shape)
 
     def image(self, call: graph.LayerCall, place: int = 0) -> int:
         """Return the tensor that a call reads in its own shape."""
-        number = self._tensor(call, place)
-        tensor, shape = self.network.tensors[number], self._values[id(call.inputs[place])].shape
-        if (1,) * (3 - len(shape)) + shape != tensor.shape:
-            raise Obstacle(f"{weights.plain_name(call.layer)} takes the entries of another layer in another shape")
+        number = self.vector(call, place)
+        is_reshaped = _as_image(self._values[id(call.inputs[place])].shape) != self.network.tensors[number]
+        _refuse(call.layer, {"takes the entries of another layer in another shape": is_reshaped})
         return number
 
     def activated(self, layer: Any, source: int) -> int:
         """Add the activation of a layer to its outputs, if it has one."""
         name = getattr(layer.activation, "__name__", type(layer.activation).__name__)
         name = {"swish": "silu"}.get(name, name)
-        if name not in (*self.kernels.ACTIVATIONS, "softmax") or not is_keras(layer.activation):
-            raise Obstacle(f"{weights.plain_name(layer)} has the activation {name}")
+        is_known = name in (*self.kernels.ACTIVATIONS, "softmax") and is_keras(layer.activation)
+        _refuse(layer, {f"has the activation {name}": not is_known})
         return self.activation(name, source)
 
     def activation(self, name: str, source: int) -> int:
         """Add an activation, if it is any."""
         if name == "linear":
             return source
-        return self.add(Activation, source, self.network.tensors[source].shape, name=name)
+        return self.add(Activation, source, self.network.tensors[source], name=name)
 
     def add(self, operation: type[Operation], source: int, made: tuple[int, ...], **settings: Any) -> int:
         """Add an operation, and return the tensor that it makes, of a shape."""
-        target = self.network.new(*(1,) * (3 - len(made)), *made)
+        target = self.network.new(made)
         self.network.operations.append(operation(source, target, **settings))
         return target
 
-    def _tensor(self, call: graph.LayerCall, place: int) -> int:
-        if len(call.inputs) <= place:
-            raise Obstacle(f"{weights.plain_name(call.layer)} does not only follow the layer before it")
-        key = id(call.inputs[place])
-        value = self._values[key]
+    def vector(self, call: graph.LayerCall, place: int = 0) -> int:
+        """Return the tensor that a call reads, whatever shape the call takes its entries in."""
+        value = self._values[id(call.inputs[place])]
         if value.tensor is not None:
             return value.tensor
         if self.network.tensors:  # others read the example in the shape that they found
             return 0
-        if len(value.shape) not in (1, 3):
-            raise Obstacle(f"{weights.plain_name(call.layer)} takes inputs of {len(value.shape)} dimensions")
-        return self.network.new(*(1,) * (3 - len(value.shape)), *value.shape)
+        num_axes = len(value.shape)
+        _refuse(call.layer, {f"takes inputs of {num_axes} dimensions": num_axes not in (1, 3)})
+        return self.network.new(value.shape)
 
 
 def _dense(reader: _Reader, call: graph.LayerCall, shape: tuple[int, ...]) -> int:
     layer = call.layer
-    if len(layer.input.shape) != 2:
-        raise Obstacle(f"{weights.plain_name(layer)} takes inputs of {len(layer.input.shape) - 1} dimensions")
+    num_axes = len(layer.input.shape) - 1
+    _refuse(layer, {f"takes inputs of {num_axes} dimensions": num_axes != 1})
     own = _weights(layer, reader, layer.kernel, "kernel")
-    return reader.activated(layer, reader.add(Linear, reader.flat(call), shape, kind="dense", **own))
+    return reader.activated(layer, reader.add(Linear, reader.vector(call), shape, kind="dense", **own))
 
 
 def _convolution(reader: _Reader, call: graph.LayerCall, shape: tuple[int, ...]) -> int:
@@ -340,8 +333,8 @@ def _convolution(reader: _Reader, call: graph.LayerCall, shape: tuple[int, ...])
     kernel = getattr(layer, "kernel", None)
     if is_depthwise and kernel is None:
         kernel = layer.depthwise_kernel  # of tf_keras
-    if tuple(layer.dilation_rate) != (1, 1) or getattr(layer, "groups", 1) != 1:
-        raise Obstacle(f"{weights.plain_name(layer)} has dilation or groups")
+    has_groups = getattr(layer, "groups", 1) != 1
+    _refuse(layer, {"has dilation or groups": tuple(layer.dilation_rate) != (1, 1) or has_groups})
     own = _weights(layer, reader, kernel, "depthwise" if is_depthwise else "kernel")
     strides = (layer.strides[0], layer.strides[1])
     before = _before(layer.padding, reader.network.tensors[source], layer.kernel_size, strides, shape)
@@ -353,16 +346,16 @@ def _convolution(reader: _Reader, call: graph.LayerCall, shape: tuple[int, ...])
 
 
 def _weights(layer: Any, reader: _Reader, kernel: Any, word: str) -> dict[str, Any]:
-    own, why = _regulariser(layer, kernel, word), ""
-    if not len(layer.variables) == len(layer.trainable_variables) == 1 + layer.use_bias:
-        why = "is frozen, or has other variables"
-    elif _regulariser(layer, layer.bias, "bias") is not None:
-        why = "has a regulariser of its bias"
-    elif own is not None and not (is_keras(type(own)) and type(own).__name__ in ("L1", "L2", "L1L2")):
-        why = f"has the regulariser {type(own).__name__}"
-    if why:
-        raise Obstacle(f"{weights.plain_name(layer)} {why}")
-    _check_precision(layer)
+    own = _regulariser(layer, kernel, word)
+    is_known = own is None or (is_keras(type(own)) and type(own).__name__ in ("L1", "L2", "L1L2"))
+    all_trained = len(layer.variables) == len(layer.trainable_variables) == 1 + layer.use_bias
+    reasons = {
+        "is frozen, or has other variables": not all_trained,
+        "has a regulariser of its bias": _regulariser(layer, layer.bias, "bias") is not None,
+        f"has the regulariser {type(own).__name__}": not is_known,
+        f"computes in {layer.compute_dtype}": str(layer.compute_dtype) != "float32",
+    }
+    _refuse(layer, reasons)
     return {
         "kernel": reader.names[id(kernel)],
         "shape": tuple(kernel.shape),
@@ -377,47 +370,43 @@ def _regulariser(layer: Any, variable: Any, word: str) -> Any:
     return getattr(variable, "regularizer", getattr(layer, f"{word}_regularizer", None))
 
 
-def _check_precision(layer: Any) -> None:
-    if str(layer.compute_dtype) != "float32":
-        raise Obstacle(f"{weights.plain_name(layer)} computes in {layer.compute_dtype}")
-
-
 def _before(padding: str, tensor: Tensor, window: Any, strides: Pair, shape: tuple[int, ...]) -> Pair:
     """Return the rows and columns of zeros before an image."""
     if padding == "valid":
         return 0, 0
     top, left = (
         max((out - 1) * step + size - length, 0) // 2
-        for out, step, size, length in zip(shape, strides, window, tensor.shape, strict=False)
+        for out, step, size, length in zip(shape, strides, window, tensor, strict=False)
     )
     return top, left
 
 
 def _activation(reader: _Reader, call: graph.LayerCall, shape: tuple[int, ...]) -> int:
-    layer, source = call.layer, reader.flat(call)
+    layer, source = call.layer, reader.vector(call)
     if graph.class_name(layer) == "Activation":
         return reader.activated(layer, source)
     settings = layer.get_config()
-    if settings.get("max_value") is not None or settings.get("negative_slope") or settings.get("threshold"):
-        raise Obstacle(f"{weights.plain_name(layer)} has a slope, a threshold or a limit")
+    is_plain = (
+        settings.get("max_value") is None and not settings.get("negative_slope") and not settings.get("threshold")
+    )
+    _refuse(layer, {"has a slope, a threshold or a limit": not is_plain})
     return reader.activation("relu", source)
 
 
 def _normalisation(reader: _Reader, call: graph.LayerCall, shape: tuple[int, ...]) -> int:
     layer = call.layer
     axis = layer.axis[0] if isinstance(layer.axis, (list, tuple)) else layer.axis
-    why = ""
-    if axis not in (-1, len(shape)):
-        why = "normalises along another axis than the last"
-    elif len(layer.trainable_variables) != layer.scale + layer.center:
-        why = "is frozen"
-    elif getattr(layer, "renorm", False) or getattr(layer, "virtual_batch_size", None):
-        why = "renormalises, or divides the batch"
-    elif any(_regulariser(layer, getattr(layer, word), word) is not None for word in ("gamma", "beta")):
-        why = "has a regulariser"
-    if why:
-        raise Obstacle(f"{weights.plain_name(layer)} {why}")
-    _check_precision(layer)
+    regularisers = [_regulariser(layer, getattr(layer, word), word) for word in ("gamma", "beta")]
+    reasons = {
+        "normalises along another axis than the last": axis not in (-1, len(shape)),
+        "is frozen": len(layer.trainable_variables) != layer.scale + layer.center,
+        "renormalises, or divides the batch": (
+            getattr(layer, "renorm", False) or getattr(layer, "virtual_batch_size", None)
+        ),
+        "has a regulariser": any(own is not None for own in regularisers),
+        f"computes in {layer.compute_dtype}": str(layer.compute_dtype) != "float32",
+    }
+    _refuse(layer, reasons)
     names, is_fused = reader.names, bool(getattr(layer, "fused", False))
     parameters = {
         "gamma": names[id(layer.gamma)] if layer.scale else None,
@@ -456,9 +445,8 @@ def _sum(reader: _Reader, call: graph.LayerCall, shape: tuple[int, ...]) -> int:
     first, *others = (reader.image(call, place) for place in range(len(call.inputs)))
     target, tensors = reader.add(Term, first, shape, adds=False), reader.network.tensors
     for other in others:
-        if tensors[other] != tensors[first]:
-            shown = tensors[other].shape
-            raise Obstacle(f"{weights.plain_name(call.layer)} adds tensors of different shapes, {shown}")
+        shown = tuple(tensors[other])
+        _refuse(call.layer, {f"adds tensors of different shapes, {shown}": tensors[other] != tensors[first]})
         reader.network.operations.append(Term(other, target, adds=True))
     return target
 
