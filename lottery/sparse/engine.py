@@ -1,6 +1,6 @@
 """The sparse engine: the same training as the compiled loop, over the surviving weights of a network alone."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,6 @@ from lottery.sparse.reading import Network, Normalisation
 Logs = Mapping[str, float]
 # From a number of steps to row, column and flip of each example of each: int32, (steps, examples, 3), or (steps, 0, 3).
 Crops = Callable[[int], np.ndarray]
-
-
-_NO_CLASSES = np.zeros(0, np.int64)
 
 
 class Engine:
@@ -72,37 +69,37 @@ class Engine:
             num_examples = len(self._splits["train"].x)
             self._following = randomness.batches(num_examples, self._batch_size, seed, step)
             self._drawn = self._crops(seed, step)
-        named = weights.variables(self.model)
-        # The parameters, by variable: the entries of kernels that are left, then everything else that is trained.
-        self._entries = {
-            layer.kernel: np.flatnonzero(kept.get(layer.kernel, np.ones(layer.shape, bool)))
-            for layer in self.network.linear
-        }
-        others = [layer.bias for layer in self.network.linear]
-        others += [name for layer in self._normalisations for name in (layer.gamma, layer.beta)]
-        self._entries |= {name: np.arange(np.prod(named[name].shape)) for name in others if name is not None}
+        named, linear = weights.variables(self.model), self.network.linear
+        normalised = [operation for operation in self.network.operations if isinstance(operation, Normalisation)]
         self._shapes = {name: tuple(variable.shape) for name, variable in named.items()}
-        self._layout = Packing(self._packer, self._entries).layout()
-        parameters, first_slot, second_slot = (self._pack(row) for row in self._variables())
-        statistics = [np.concatenate([np.zeros(0), *(named[name].numpy() for name in row)]) for row in self._statistics]
-        self._state = kernels.State(parameters, first_slot, second_slot, np.stack(statistics).astype(np.float32))
+        # The parameters, by variable: the entries of kernels that are left, then everything else that is trained.
+        entries = {layer.kernel: np.flatnonzero(kept.get(layer.kernel, np.ones(layer.shape, bool))) for layer in linear}
+        others = [layer.bias for layer in linear]
+        others += [name for layer in normalised for name in (layer.gamma, layer.beta)]
+        entries |= self._whole(others)
+        self._layout = Packing(self._packer, entries).layout()
+        # For each row of the state, the entries that it has, and of which variables; None stands for no variable.
+        means = self._whole(layer.mean for layer in normalised)
+        variances = self._whole(layer.variance for layer in normalised)
+        self._rows = [(row, [named[name] for name in row]) for row in (entries, means, variances)]
+        for slot in self._optimizer.slots:
+            slots = [optimizers.slot(self.model.optimizer, slot, named[name]) for name in entries]
+            self._rows.append((entries, slots))
+        self._state = kernels.State(*(_packed(*row) for row in self._rows))
         self._memory = self._new_memory()
         self._step = int(self.model.optimizer.iterations.numpy())
 
     def finish(self) -> None:
         """Write the weights, the optimizer's slots and its count of steps into the model."""
-        for variables, packed in zip(self._variables(), self._state, strict=False):
-            for variable, value in zip(variables, self._unpacked(packed).values(), strict=True):
+        for row, (_, variables) in enumerate(self._rows):
+            for variable, value in zip(variables, self._unpacked(row).values(), strict=True):
                 if variable is not None:
                     variable.assign(value)
-        named = weights.variables(self.model)
-        for name, value in self._moved().items():
-            named[name].assign(value)
         self.model.optimizer.iterations.assign(self._step)
 
     def state(self) -> dict[str, np.ndarray]:
         """Return every variable of the model by name, as `finish` would write it."""
-        found = self._unpacked(self._state.parameters) | self._moved()
+        found = self._unpacked(0) | self._unpacked(1) | self._unpacked(2)  # others are slots
         return {name: found[name] for name in weights.variables(self.model)}
 
     def evaluate(self, split: str) -> Logs:
@@ -128,7 +125,8 @@ class Engine:
         columns = [decay, *self._optimizer.numbers(own, rates, counts.astype(np.float32))]
         numbers = np.column_stack([np.broadcast_to(np.float32(column), len(positions)) for column in columns])
         sums = self._sums.numpy() if before else np.zeros(2)
-        self._compute("train", kernels.Batches(positions, self._drawn(len(positions)), numbers), sums)
+        batches = kernels.Batches(positions, self._drawn(len(positions)), numbers)
+        self._compute("train", batches, sums, np.zeros(0, np.int64))
         self._sums.assign(sums)
         self._step += len(positions)
         return self._logs(*(sums / (before + len(positions))))
@@ -150,9 +148,7 @@ class Engine:
         loss, right = sums
         return self._logs(loss / num + penalty, right / num), classes
 
-    def _compute(
-        self, part: str, batches: kernels.Batches, sums: np.ndarray, classes: np.ndarray = _NO_CLASSES
-    ) -> float:
+    def _compute(self, part: str, batches: kernels.Batches, sums: np.ndarray, classes: np.ndarray) -> float:
         return kernels.compute(self._layout, self._memory, self._state, self._splits[part], batches, sums, classes)
 
     def _logs(self, loss: float, accuracy: float) -> Logs:
@@ -161,49 +157,17 @@ class Engine:
             logs["accuracy"] = float(accuracy)
         return logs
 
-    @property
-    def _normalisations(self) -> list[Normalisation]:
-        return [operation for operation in self.network.operations if isinstance(operation, Normalisation)]
+    def _whole(self, names: Iterable[str | None]) -> dict[str, np.ndarray]:
+        """Return all entries of variables, where there are any."""
+        return {name: np.arange(np.prod(self._shapes[name], dtype=int)) for name in names if name is not None}
 
-    @property
-    def _statistics(self) -> list[list[str]]:
-        """The names of the moving means, and of the moving variances."""
-        return [[layer.mean for layer in self._normalisations], [layer.variance for layer in self._normalisations]]
-
-    def _variables(self) -> list[list[Any]]:
-        """List the variables of the parameters; then the optimizer's two slots of each. None stands for no variable."""
-        named, optimizer = weights.variables(self.model), self.model.optimizer
-        own = [named[name] for name in self._entries]
-        return [
-            own,
-            *([optimizers.slot(optimizer, name, variable) for variable in own] for name in self._optimizer.slots),
-        ]
-
-    def _pack(self, variables: list[Any]) -> np.ndarray:
-        """Put the entries that are left into a row; zeros, where there is no variable."""
-        parts = [
-            np.zeros(len(entries)) if variable is None else variable.numpy().reshape(-1)[entries]
-            for variable, entries in zip(variables, self._entries.values(), strict=True)
-        ]
-        return np.concatenate(parts).astype(np.float32)
-
-    def _unpacked(self, packed: np.ndarray) -> dict[str, np.ndarray]:
-        """Return whole arrays, by variable; entries that are masked are zero."""
+    def _unpacked(self, row: int) -> dict[str, np.ndarray]:
+        """Return whole arrays for a row of the state, by variable; entries that are masked are zero."""
         found, first = {}, 0
-        for name, entries in self._entries.items():
+        for name, left in self._rows[row][0].items():
             value = np.zeros(np.prod(self._shapes[name], dtype=int), np.float32)
-            value[entries] = packed[first : first + len(entries)]
-            found[name], first = value.reshape(self._shapes[name]), first + len(entries)
-        return found
-
-    def _moved(self) -> dict[str, np.ndarray]:
-        """Return the moving means and variances, by variable."""
-        found = {}
-        for names, values in zip(self._statistics, self._state.statistics, strict=True):
-            first = 0
-            for name in names:
-                size = self._shapes[name][0]
-                found[name], first = values[first : first + size].copy(), first + size
+            value[left] = self._state[row][first : first + len(left)]
+            found[name], first = value.reshape(self._shapes[name]), first + len(left)
         return found
 
     def _new_memory(self) -> kernels.Memory:
@@ -241,6 +205,15 @@ class Engine:
             targets = (targets == np.arange(self.model.output_shape[-1])).astype(np.float32)
         x = np.ascontiguousarray(x)
         return kernels.Examples(x, mean, factor, scale, targets, margin, height, width, channels)
+
+
+def _packed(entries: Mapping[str, np.ndarray], variables: Iterable[Any]) -> np.ndarray:
+    """Put the entries that are left of variables into a row; zeros, where there is no variable."""
+    parts = [
+        np.zeros(len(left)) if variable is None else variable.numpy().reshape(-1)[left]
+        for variable, left in zip(variables, entries.values(), strict=True)
+    ]
+    return np.concatenate([np.zeros(0), *parts]).astype(np.float32)
 
 
 def _no_crops(seed: tuple[int, ...], step: int) -> Crops:

@@ -696,12 +696,13 @@ class Batches(NamedTuple):
 
 
 class State(NamedTuple):
-    """What training changes: float32, by parameter, and the moving mean and variance of each normalised channel."""
+    """What training changes, all float32."""
 
     parameters: np.ndarray
-    first_slot: np.ndarray  # the optimizer's
+    means: np.ndarray  # the moving ones, of each normalised channel
+    variances: np.ndarray
+    first_slot: np.ndarray  # the optimizer's, of each parameter
     second_slot: np.ndarray
-    statistics: np.ndarray  # (2, channels)
 
 
 # --- Layers with weights.
@@ -929,17 +930,17 @@ def _moments(layout: Any, memory: Any, operation: Any, block: int, channel: int,
 
 
 @_compiled
-def _end_moments(sums: Any, moving: Any, operation: Any, count: int, is_training: Any) -> None:
+def _end_moments(sums: Any, state: Any, operation: Any, place: int, count: int, is_training: Any) -> None:
     """Compute mean and deviation of a channel, and move its moving statistics, before the first block."""
     if is_training:
         shift = sums[_TOTAL] / count
         variance = max(sums[_PRODUCT] / count - shift * shift, 0.0)
         sums[_MEAN] = sums[_FROM] + shift
         of_all = variance * (count / max(count - 1, 1)) if operation.is_unbiased else variance
-        moving[0] = moving[0] * operation.stays + np.float32(sums[_MEAN]) * operation.moves
-        moving[1] = moving[1] * operation.stays + np.float32(of_all) * operation.moves
+        state.means[place] = state.means[place] * operation.stays + np.float32(sums[_MEAN]) * operation.moves
+        state.variances[place] = state.variances[place] * operation.stays + np.float32(of_all) * operation.moves
     else:
-        sums[_MEAN], variance = moving[0], moving[1]
+        sums[_MEAN], variance = state.means[place], state.variances[place]
     sums[_INVERSE] = 1 / math.sqrt(variance + operation.epsilon)
 
 
@@ -952,7 +953,7 @@ def _normalise(
     place, parameters = operation.channel + channel, state.parameters
     sums = memory.channels[place]
     if block == 0:
-        _end_moments(sums, state.statistics[:, place], operation, num * x.height * x.width, is_training)
+        _end_moments(sums, state, operation, place, num * x.height * x.width, is_training)
     scale = np.float32(sums[_INVERSE])
     scale = scale * parameters[operation.gamma + channel] if operation.gamma >= 0 else scale
     shift = parameters[operation.beta + channel] if operation.beta >= 0 else _0

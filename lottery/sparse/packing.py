@@ -44,17 +44,16 @@ NARROW = 8  # images of fewer columns are gone through with all blocks at once
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor lies: lengths in vectors, of an image with its zeros."""
+    """Where a tensor lies: lengths in lanes, of an image with its zeros."""
 
-    first: int  # the start of the tensor in memory
-    corner: int  # from the start of a block to its first value
+    start: int  # its first value in memory
     row: int
     plane: int  # a channel
     block: int
 
     def at(self, channel: Any, row: Any, column: Any) -> Any:
         """Return the offset of entries from the corner of their block."""
-        return channel * self.plane + row * self.row + column
+        return channel * self.plane + row * self.row + column * WIDTH
 
 
 class Packer:
@@ -69,14 +68,15 @@ class Packer:
                 self.places.append(self.places[shared[number]])
                 continue
             reach = [each for other, own in enumerate(shared) if own == number for each in self._reach(other)]
-            top, left, bottom, right = np.max([(0, 0, 0, 0), *reach], axis=0).tolist()
+            top, left, bottom, right = np.max([np.zeros(4, int), *reach], axis=0).tolist()
             row = left + tensor.width + right
             plane = (top + tensor.height + bottom) * row
             # Odd numbers of vectors, so that channels and blocks do not fall on the same lines of a cache.
             plane += plane % 2 == 0
             block = tensor.channels * plane
             block += block % 2 == 0
-            self.places.append(Place(first, top * row + left, row, plane, block))
+            lengths = (first + top * row + left, row, plane, block)
+            self.places.append(Place(*(length * WIDTH for length in lengths)))
             first += self.num_blocks * block
         self.size = first * WIDTH
 
@@ -115,23 +115,19 @@ class Packer:
                 found[operation.target] = found[operation.source]
         return found
 
-    def _reach(self, number: int) -> Iterator[tuple[int, int, int, int]]:
+    def _reach(self, number: int) -> Iterator[np.ndarray]:
         """Yield how many rows and columns of zeros the convolutions at a tensor need: above, left, below, right."""
         tensors = self.network.tensors
         for operation in self.network.linear:
             if operation.kind == "dense" or number not in (operation.source, operation.target):
                 continue
-            before, after = [], []
-            for axis in range(2):
-                window, step, zeros = operation.shape[axis], operation.strides[axis], operation.before[axis]
-                taken, made = tensors[operation.source][axis], tensors[operation.target][axis]
-                if number == operation.source:
-                    before.append(zeros)
-                    after.append((made - 1) * step + window - zeros - taken)
-                else:
-                    before.append((window - 1 - zeros) // step)
-                    after.append((taken - 1 + zeros) // step - (made - 1))
-            yield before[0], before[1], after[0], after[1]
+            window, step, zeros = np.array([operation.shape[:2], operation.strides, operation.before])
+            taken, made = np.array(tensors[operation.source][:2]), np.array(tensors[operation.target][:2])
+            if number == operation.source:
+                before, after = zeros, (made - 1) * step + window - zeros - taken
+            else:
+                before, after = (window - 1 - zeros) // step, (taken - 1 + zeros) // step - (made - 1)
+            yield np.concatenate([before, after])
 
 
 @dataclass
@@ -140,7 +136,7 @@ class _List:
 
     row: np.ndarray  # which output it is of
     channel: np.ndarray  # which channel it reads
-    offset: np.ndarray  # where it reads, in vectors
+    offset: np.ndarray  # where it reads
     place: np.ndarray  # among the parameters
 
 
@@ -188,12 +184,12 @@ class Packing:
             phases=phases,
             runs=runs,
             begin=arrays["begin"],
-            targets=arrays["targets"] * WIDTH,
-            offsets=(arrays["offsets"] * WIDTH).astype(np.int32),
+            targets=arrays["targets"],
+            offsets=arrays["offsets"].astype(np.int32),
             places=arrays["places"].astype(np.int32),
             tiles=arrays["tiles"].reshape(-1, 3),
             features=features,
-            inputs=targets * WIDTH,
+            inputs=targets,
             output=network.operations[-1].target,
             num_cells=self.num_cells,
             num_channels=self.num_channels,
@@ -205,13 +201,9 @@ class Packing:
     def _tensors(self, in_rows: bool) -> Iterator[dict[str, int]]:
         """Describe the tensors; with `in_rows`, a vector is a row of one channel, for operations on each value."""
         for tensor, place in zip(self.network.tensors, self.packer.places, strict=True):
-            lengths = {"row": place.row, "plane": place.plane, "block": place.block}
-            width, channels = (tensor.channels, 1) if in_rows and place.plane == 1 else (tensor.width, tensor.channels)
-            yield {
-                "height": tensor.height, "width": width, "channels": channels,
-                "start": (place.first + place.corner) * WIDTH,
-                **{name: length * WIDTH for name, length in lengths.items()},
-            }  # fmt: skip
+            is_row = in_rows and place.plane == WIDTH
+            width, channels = (tensor.channels, 1) if is_row else (tensor.width, tensor.channels)
+            yield {"height": tensor.height, "width": width, "channels": channels, **vars(place)}
 
     def _order(self) -> tuple[np.ndarray, np.ndarray]:
         """Divide the operations into phases, and phases into runs; see `kernels.Layout`.
@@ -347,12 +339,12 @@ class Packing:
         order = np.lexsort((listed.offset, listed.row, chunk))
         counts = np.bincount(chunk * len(targets) + listed.row, minlength=num_chunks * len(targets))
         # From the corner of a window to its last row, which the tile before has not read.
-        lowest = (listed.offset - listed.channel * source.plane).max(initial=0) - (window[1] - 1)
+        lowest = (listed.offset - listed.channel * source.plane).max(initial=0) - (window[1] - 1) * WIDTH
         along = (source.block, target.block) if is_wide else (source.row * steps[0], target.row * target_steps[0])
         described = {
-            "rows": len(targets), "channels": num_channels, "plane": source.plane * WIDTH, "lowest": lowest * WIDTH,
+            "rows": len(targets), "channels": num_channels, "plane": source.plane, "lowest": lowest,
             "chunks": num_chunks, "step": target_steps[1] * WIDTH,
-            "source_group": along[0] * WIDTH, "target_group": along[1] * WIDTH, "is_wide": int(is_wide),
+            "source_group": along[0], "target_group": along[1], "is_wide": is_wide,
         }  # fmt: skip
         for name, values in (
             ("begin", self.lengths["offsets"] + np.concatenate([[0], np.cumsum(counts)])),
@@ -386,10 +378,9 @@ class Packing:
                         most = min(TILE // size, num_inner - inner)
                         groups = next(groups for groups in kernels.STEPS if groups <= most)
                         block, row = (inner, outer) if is_wide else (0, inner)
-                        reads = block * source.block + row * steps[0] * source.row + column * steps[1]
-                        writes = block * target.block + row * target_steps[0] * target.row + column * target_steps[1]
-                        form = kernels.FORMS.index((size, groups, step))
-                        found.append((form, reads * WIDTH, writes * WIDTH))
+                        reads = block * source.block + source.at(0, row * steps[0], column * steps[1])
+                        writes = block * target.block + target.at(0, row * target_steps[0], column * target_steps[1])
+                        found.append((kernels.FORMS.index((size, groups, step)), reads, writes))
                         inner += groups
                 column += size
         return np.array(found, np.int64).reshape(-1, 3)

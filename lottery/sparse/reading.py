@@ -253,21 +253,15 @@ def _check_call(call: graph.LayerCall) -> None:
     _refuse(layer, reasons)
 
 
-@dataclass(frozen=True)
-class _Value:
-    """What Keras calls a tensor: one of the network's, in a shape of its own, whose entries are in the same order."""
-
-    tensor: int | None  # None for the example, until the first layer that computes says how it is read
-    shape: tuple[int, ...]
-
-
 class _Reader:
     """Reads a model call by call."""
 
     def __init__(self, model: Any, kernels: Any) -> None:
         self.network, self.kernels = Network(), kernels
         self.names = {id(variable): name for name, variable in weights.variables(model).items()}
-        self._values: dict[int, _Value] = {}
+        # The tensors that those of Keras are, which may be of another shape, but have their entries in the same order.
+        # The example is None, until the first layer that computes says how it is read.
+        self._tensors: dict[int, int | None] = {}
 
     def read(self, call: graph.LayerCall) -> None:
         """Add the operations of a call to the network."""
@@ -277,13 +271,13 @@ class _Reader:
         if name in _READ:
             tensor = _READ[name](self, call, shape)
         elif call.inputs:
-            tensor = self._values[id(call.inputs[0])].tensor
-        self._values[id(call.outputs[0])] = _Value(tensor, shape)
+            tensor = self._tensors[id(call.inputs[0])]
+        self._tensors[id(call.outputs[0])] = tensor
 
     def image(self, call: graph.LayerCall, place: int = 0) -> int:
         """Return the tensor that a call reads in its own shape."""
         number = self.vector(call, place)
-        is_reshaped = _as_image(self._values[id(call.inputs[place])].shape) != self.network.tensors[number]
+        is_reshaped = _as_image(tuple(call.inputs[place].shape[1:])) != self.network.tensors[number]
         _refuse(call.layer, {"takes the entries of another layer in another shape": is_reshaped})
         return number
 
@@ -309,14 +303,13 @@ class _Reader:
 
     def vector(self, call: graph.LayerCall, place: int = 0) -> int:
         """Return the tensor that a call reads, whatever shape the call takes its entries in."""
-        value = self._values[id(call.inputs[place])]
-        if value.tensor is not None:
-            return value.tensor
+        tensor, shape = self._tensors[id(call.inputs[place])], tuple(call.inputs[place].shape[1:])
+        if tensor is not None:
+            return tensor
         if self.network.tensors:  # others read the example in the shape that they found
             return 0
-        num_axes = len(value.shape)
-        _refuse(call.layer, {f"takes inputs of {num_axes} dimensions": num_axes not in (1, 3)})
-        return self.network.new(value.shape)
+        _refuse(call.layer, {f"takes inputs of {len(shape)} dimensions": len(shape) not in (1, 3)})
+        return self.network.new(shape)
 
 
 def _dense(reader: _Reader, call: graph.LayerCall, shape: tuple[int, ...]) -> int:
