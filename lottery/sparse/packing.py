@@ -17,7 +17,6 @@ tile reads does not fit into the first cache, the list is divided into chunks of
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -80,23 +79,10 @@ class Packer:
             first += self.num_blocks * block
         self.size = first * WIDTH
 
-    @cached_property
-    def wide(self) -> list[bool]:
-        """For each operation, if it takes all blocks at once."""
-        tensors = self.network.tensors
-        return [
-            (isinstance(operation, Linear) and operation.kind == "dense")
-            or max(tensors[operation.source].width, tensors[operation.target].width) < NARROW
-            for operation in self.network.operations
-        ]
-
-    @cached_property
-    def readers(self) -> list[list[Operation]]:
-        """For each tensor, the operations that read it."""
-        found: list[list[Operation]] = [[] for _ in self.network.tensors]
-        for operation in self.network.operations:
-            found[operation.source].append(operation)
-        return found
+    def is_wide(self, operation: Operation) -> bool:
+        """Check if an operation takes all blocks at once."""
+        widths = [self.network.tensors[number].width for number in (operation.source, operation.target)]
+        return max(widths) < NARROW or (isinstance(operation, Linear) and operation.kind == "dense")
 
     def _shared(self) -> list[int]:
         """Return for each tensor the first tensor in whose place it lies: an activation or a sum may take its source's.
@@ -110,7 +96,7 @@ class Packer:
             fits = (isinstance(operation, Term) and not operation.adds) or (
                 isinstance(operation, Activation) and not kernels.ACTIVATIONS[operation.name].needs_input
             )
-            is_only = self.readers[operation.source] == [operation]
+            is_only = self.network.readers(operation.source) == [operation]
             if fits and is_only and isinstance(writers.get(operation.source), (Linear, Normalisation, Term)):
                 found[operation.target] = found[operation.source]
         return found
@@ -164,7 +150,7 @@ class Packing:
     def layout(self) -> kernels.Layout:
         """Make all arrays."""
         network, packer = self.network, self.packer
-        operations = [self._operation(number) for number in range(len(network.operations))]
+        operations = [self._operation(operation) for operation in network.operations]
         self._order_gradients(operations)
         tensors = [*self._tensors(False), *self._tensors(True)]
         for operation, described in zip(network.operations, operations, strict=True):
@@ -212,15 +198,14 @@ class Packing:
         channel, so that what is small stays in the second cache from one operation to the next. Normalisation needs the
         sums over all blocks, so a phase ends after its first half.
         """
-        operations, tensors = self.network.operations, list(self._tensors(True))
+        tensors, was_wide = list(self._tensors(True)), None
         phases, runs = [], []
-        for number, operation in enumerate(operations):
-            is_wide, by_value = self.packer.wide[number], isinstance(operation, (Activation, Term))
+        for number, operation in enumerate(self.network.operations):
+            is_wide, by_value = self.packer.is_wide(operation), isinstance(operation, (Activation, Term))
             by_channel = not is_wide and isinstance(operation, (Activation, Term, Moments))
             channels = self.network.tensors[operation.source].channels
             channels = tensors[operation.source]["channels"] if by_value else channels
-            before = operations[number - 1] if number else None
-            is_new = before is None or is_wide != self.packer.wide[number - 1] or isinstance(operation, Normalisation)
+            is_new, was_wide = is_wide != was_wide or isinstance(operation, Normalisation), is_wide
             if is_new:
                 phases.append([len(runs), 0, self.packer.num_blocks if is_wide else 1])
             at_once = 1 if by_channel else channels
@@ -229,9 +214,8 @@ class Packing:
             runs[-1][1], phases[-1][1] = number + 1, len(runs)
         return np.array(phases, np.int64), np.array(runs, np.int64)
 
-    def _operation(self, number: int) -> dict[str, Any]:
+    def _operation(self, operation: Operation) -> dict[str, Any]:
         """Describe an operation by numbers."""
-        operation = self.network.operations[number]
         # Terms and padding are activations without a function; padding writes into an image inside another.
         kind = Activation if isinstance(operation, (Term, Padding)) else type(operation)
         described = {
@@ -239,21 +223,19 @@ class Packing:
             "function": -1,
         }  # fmt: skip
         if isinstance(operation, Linear):
-            described |= self._linear(operation, self.packer.wide[number])
+            described |= self._linear(operation)
         elif isinstance(operation, Activation):
             described |= {"function": [*kernels.ACTIVATIONS].index(operation.name)}
         elif isinstance(operation, Term):
             described |= {"adds": int(operation.adds)}
-        elif isinstance(operation, (Moments, Normalisation)):
+        elif isinstance(operation, Moments):
             described |= {
                 "gamma": self._at(operation.gamma), "beta": self._at(operation.beta), "channel": self.num_channels,
+                "epsilon": operation.epsilon, "stays": operation.momentum, "moves": 1 - operation.momentum,
+                "is_unbiased": operation.is_unbiased,
             }  # fmt: skip
-            if isinstance(operation, Normalisation):
+            if isinstance(operation, Normalisation):  # the halves share their channels
                 self.num_channels += self.network.tensors[operation.source].channels
-                described |= {
-                    "epsilon": operation.epsilon, "stays": operation.momentum, "moves": 1 - operation.momentum,
-                    "is_unbiased": operation.is_unbiased,
-                }  # fmt: skip
         elif isinstance(operation, Pooling):
             described |= {
                 "function": ("max", "mean").index(operation.name), "height": operation.window[0],
@@ -282,8 +264,9 @@ class Packing:
 
     # --- Passes.
 
-    def _linear(self, operation: Linear, is_wide: bool) -> dict[str, Any]:
+    def _linear(self, operation: Linear) -> dict[str, Any]:
         """Make the passes of a layer: its outputs, and the gradients of its inputs."""
+        is_wide = self.packer.is_wide(operation)
         source, target = (self.packer.places[number] for number in (operation.source, operation.target))
         taken, made = (self.network.tensors[number] for number in (operation.source, operation.target))
         first, shape, size = len(self.passes), operation.shape, taken[:2]
@@ -389,7 +372,7 @@ class Packing:
         """Return which entries of an example are read, and where each is written."""
         shape = self.network.tensors[0]
         features = np.arange(np.prod(shape))
-        readers = self.packer.readers[0]
+        readers = self.network.readers(0)
         dense = [reader for reader in readers if isinstance(reader, Linear) and reader.kind == "dense"]
         if len(dense) == len(readers):
             read = [np.unravel_index(self.entries[layer.kernel], layer.shape)[0] for layer in dense]

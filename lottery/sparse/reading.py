@@ -72,19 +72,17 @@ class Activation(Operation):
 class Moments(Operation):
     """The first half of batch normalisation: mean and variance over the batch."""
 
-    gamma: str | None
+    gamma: str | None  # names of variables
     beta: str | None
-
-
-@dataclass(frozen=True)
-class Normalisation(Moments):
-    """The second half, which needs the moments of all examples; names of variables, where it has them."""
-
     mean: str
     variance: str
     momentum: float
     epsilon: float
     is_unbiased: bool  # the moving variance divides by the number of values minus 1
+
+
+class Normalisation(Moments):
+    """The second half, which needs the moments of all examples."""
 
 
 @dataclass(frozen=True)
@@ -136,11 +134,14 @@ class Network:
         return [layer.bias for layer in self.linear if layer.bias and self._is_only_normalised(layer.target)]
 
     def _is_only_normalised(self, tensor: int) -> bool:
-        readers = [operation for operation in self.operations if operation.source == tensor]
-        return bool(readers) and all(
+        return bool(self.readers(tensor)) and all(
             isinstance(reader, Moments) or (isinstance(reader, Term) and self._is_only_normalised(reader.target))
-            for reader in readers
+            for reader in self.readers(tensor)
         )
+
+    def readers(self, tensor: int) -> list[Operation]:
+        """The operations that read a tensor."""
+        return [operation for operation in self.operations if operation.source == tensor]
 
     @property
     def of_images(self) -> bool:
@@ -212,11 +213,9 @@ def calls(model: Any) -> list[graph.LayerCall]:
     found, layers = graph.calls(model), []
     for call in found:
         layer, name = call.layer, graph.class_name(call.layer)
-        reshapes = name in graph.LAYERS and graph.LAYERS[name].keeps_order
-        if name not in _READ and not reshapes:
-            raise Obstacle(f"{weights.plain_name(layer)} is a layer of type {type(layer).__name__}")
-        if any(layer is other for other in layers):
-            raise Obstacle(f"{weights.plain_name(layer)} is called more than once")
+        is_known = name in _READ or graph.facts_of(name).keeps_order
+        _refuse(layer, {f"is a layer of type {type(layer).__name__}": not is_known})
+        _refuse(layer, {"is called more than once": any(layer is other for other in layers)})
         _check_call(call)
         layers.append(layer)
     if not any(type(layer).__name__ == "Dense" or hasattr(layer, "kernel_size") for layer in layers):
@@ -401,23 +400,18 @@ def _normalisation(reader: _Reader, call: graph.LayerCall, shape: tuple[int, ...
     }
     _refuse(layer, reasons)
     names, is_fused = reader.names, bool(getattr(layer, "fused", False))
-    parameters = {
+    own = {
         "gamma": names[id(layer.gamma)] if layer.scale else None,
         "beta": names[id(layer.beta)] if layer.center else None,
+        "mean": names[id(layer.moving_mean)],
+        "variance": names[id(layer.moving_variance)],
+        "momentum": float(layer.momentum),
+        "epsilon": max(float(layer.epsilon), LEAST_EPSILON) if is_fused else float(layer.epsilon),
+        "is_unbiased": is_fused,
     }
     source = reader.image(call)
-    target = reader.add(Moments, source, shape, **parameters)
-    second = Normalisation(
-        source,
-        target,
-        **parameters,
-        mean=names[id(layer.moving_mean)],
-        variance=names[id(layer.moving_variance)],
-        momentum=float(layer.momentum),
-        epsilon=max(float(layer.epsilon), LEAST_EPSILON) if is_fused else float(layer.epsilon),
-        is_unbiased=is_fused,
-    )
-    reader.network.operations.append(second)
+    target = reader.add(Moments, source, shape, **own)
+    reader.network.operations.append(Normalisation(source, target, **own))
     return target
 
 
