@@ -15,6 +15,7 @@ from lottery.statistics import intervals, verdicts
 from lottery.statistics.metric import ACCURACY, TICKET, of_tickets
 from lottery.statistics.verdicts import LAST_PLACE
 
+KINDS = ("paper", "authors' code", "third party", "our own bound")
 PASS, FAIL, CANNOT_TELL, OPEN = "pass", "fail", "cannot tell", "open"
 MISSING = "not in this run"
 STEP = "early_stop_step"

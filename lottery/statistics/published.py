@@ -104,7 +104,7 @@ def numbered(lines: Iterable[Mapping[str, str]]) -> dict[tuple[str, str, str], i
 
 
 def stated(published: Published) -> dict[str, tuple[str, Any]]:
-    """Gather by key who states a setting, the `source` of a claim, and its value there."""
+    """Gather by key who states a setting, one of `claims.KINDS`, and its value there."""
     settings = _settings(published.experiment)
     found = {}
     for claim in published.claims:
