@@ -109,6 +109,8 @@ def _mnist1d(num_examples: int = 0) -> Arrays:
     pinned = MNIST1D_SHA256.get(num_examples)
     num_examples = num_examples or MNIST1D_EXAMPLES
     if not pinned:
+        if num_examples % 10:
+            raise LotteryError(f"data.num_examples must be a multiple of 10 for mnist1d, not {num_examples}.")
         return _generate_mnist1d(num_examples)
     # Others may be able to write to the folder: without a home it is the one for temporary files.
     cache = _keras_home() / "datasets" / f"lottery-mnist1d-{num_examples}-{pinned[:8]}.npz"

@@ -68,8 +68,12 @@ def percent(fraction: float) -> str:
 
 
 def points(*differences: float) -> list[str]:
-    """Format differences of accuracies in percentage points, with a sign, all with as many places."""
-    places = 1 if max(abs(value) for value in differences) >= 0.01 else 2
+    """Format differences of accuracies in percentage points, with a sign, all with as many places.
+
+    Where one place would hide the sign of a difference, there are two.
+    """
+    hides_sign = any(0 < abs(value) < 0.0005 for value in differences)
+    places = 1 if max(abs(value) for value in differences) >= 0.01 and not hides_sign else 2
     return [formatted(100 * value, f"+.{places}f") for value in differences]
 
 
@@ -77,6 +81,7 @@ def short(value: float) -> str:
     """Format a large number with three digits: 2.08G for 2,081,894,400; empty for NaN."""
     if value != value:
         return ""
+    value = float(f"{value:.3g}")  # before the power is chosen: 999,600 is 1M
     power = min(max(int(math.log10(value)) // 3, 0), 6) if value >= 1 else 0
     return f"{value / 1000**power:.3g}{' kMGTPE'[power].strip()}"
 
@@ -128,15 +133,18 @@ def columns(stream: Any) -> int | None:
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
+def unbroken(text: str) -> str:
+    """Put a no-break space between each number and its unit."""
+    return re.sub(r"(?<=\d) (?=(?:%|s|ms|min|h|MB|points)(?:\W|$))", "\N{NO-BREAK SPACE}", text)
+
+
 def wrapped(text: str, width: int | None) -> str:
     """Break a text into lines of a width, between words only: never in a number with its unit, or in a path."""
     if width is None:
         return text
-    # A number stays with its unit.
-    whole = re.sub(r"(?<=\d) (?=(?:%|s|ms|min|h|MB|points)(?:\W|$))", "\N{NO-BREAK SPACE}", text)
     lines = (
         textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False, drop_whitespace=True)
-        for line in whole.split("\n")
+        for line in unbroken(text).split("\n")
     )
     return "\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
 

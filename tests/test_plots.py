@@ -98,7 +98,7 @@ def test_a_round_of_one_replicate_has_a_bar_of_no_length():
 
 
 def test_every_branch_is_drawn_in_a_style_of_its_own():
-    labels = ["ticket", *list(BRANCHES)[:-1], "transfer-mnist"]
+    labels = ["ticket", *(name for name in BRANCHES if name != "transfer")]
     chains = {label: [[0.9 - 0.005 * place, 0.8 - 0.005 * place]] * 2 for place, label in enumerate(labels)}
     rows = pd.concat([made_up(chain, label) for label, chain in chains.items()], ignore_index=True)
     ax = plots.accuracy(rows, axes())
@@ -129,10 +129,17 @@ def test_the_legend_does_not_cover_what_is_drawn(num, width):
     assert inside.width > 0.55 * figure.bbox.width
 
 
+def test_transfers_are_measured_on_other_data_and_not_drawn_beside_the_runs_own():
+    rows = pd.concat([made_up([[0.9, 0.8]]), made_up([[0.3, 0.2]], "transfer-digits")], ignore_index=True)
+    for draw in (plots.accuracy, plots.early_stop):
+        rows["last_step"] = 1000
+        assert not any("transfer" in text for text in legend(draw(rows, axes())))
+
+
 def test_styles_differ_and_are_enough():
     assert all(len(set(column)) == len(style.STYLES) for column in zip(*style.STYLES, strict=True))
     assert len(style.STYLES) >= len(BRANCHES) + 1
-    many = pd.concat([made_up([[0.9]], f"transfer-{place}") for place in range(len(style.STYLES) + 1)])
+    many = pd.concat([made_up([[0.9]], f"own_{place}") for place in range(len(style.STYLES) + 1)])
     with pytest.raises(LotteryError, match=f"at most {len(style.STYLES)} branches, not {len(style.STYLES) + 1}"):
         plots.accuracy(many, axes())
 
@@ -217,6 +224,9 @@ def test_axes_in_per_cent(small_run):
     )
     assert ax.get_ylim() == usual.get_ylim()
     assert ax.xaxis.get_major_formatter()(0.2) == "20" and ax.yaxis.get_major_formatter()(0.955) == "95.5"
+    fallen = pd.concat([made_up([[0.99, 0.98]]), made_up([[0.99, 0.5]], "random_mask")], ignore_index=True)
+    legends = [legend(plots.drawn(fallen, axis=axis).axes[0]) for axis in plots.AXES]
+    assert "random_mask\n(falls to 0.5)" in legends[0] and "random_mask\n(falls to 50 %)" in legends[1]
     with pytest.raises(LotteryError, match="'overlap' has no axis of densities or accuracies"):
         plots.drawn(plots.read(small_run.path, "overlap"), "overlap", axis="percent")
     with pytest.raises(LotteryError, match="axis must be 'fraction' or 'percent', not 'per cent'"):

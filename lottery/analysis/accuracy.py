@@ -11,7 +11,7 @@ from lottery.figures.record import Analysis
 from lottery.grids import Table
 from lottery.runs.stored import stored_rounds
 from lottery.statistics import results
-from lottery.statistics.metric import Metric, has_alternative, metric_of
+from lottery.statistics.metric import Metric, has_alternative, metric_of, transferred
 
 
 def table(run: Path) -> Table:
@@ -189,6 +189,7 @@ def _steps(rows: Table, interval: str) -> tuple[dict[str, style.BranchStyle], Ta
 
 def _branches(rows: Table, measure: str, interval: str) -> tuple[dict[str, style.BranchStyle], Table]:
     """Return a style for each branch, the ticket first, and the means of a measure by branch and round."""
+    rows = rows[~transferred(rows)]  # measured on other data
     style.check(rows)
     points = style.spread(rows, ("branch", "round"), measure, interval)
     names = list(dict.fromkeys(rows["branch"]))

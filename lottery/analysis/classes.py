@@ -68,6 +68,9 @@ def figure(found: Table, ax: Any = None, rounds: Iterable[int] | None = None, in
         # Beside each other: several rounds share a class.
         x = part["class"] + 0.7 * ((place + 0.5) / len(numbers) - 0.5)
         style.bars(ax, x, part, (color, marker, "none"), f"density {part['density'].iloc[0]:.3g}")
+    low, high = points["low"].min(), points["high"].max()
+    if np.isfinite([low, high]).all():  # an interval may go on where no difference of accuracies can be
+        ax.set_ylim(max(1.05 * min(low, 0), -1.05), min(1.05 * max(high, 0), 1.05))
     ax.set(xlabel="class", ylabel="test accuracy, ticket − dense", xticks=sorted(set(points["class"])))
     return layout.finish(ax, points, "bars", interval)
 

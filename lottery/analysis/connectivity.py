@@ -11,7 +11,7 @@ import numpy as np
 from lottery.errors import unknown
 from lottery.figures import layout, style
 from lottery.figures.record import Analysis
-from lottery.formatting import percent
+from lottery.formatting import ends, percent
 from lottery.grids import Table, frame
 from lottery.runs import siblings, store
 from lottery.runs.siblings import RECOMPUTED, STORED
@@ -152,7 +152,7 @@ def instability(barriers: Table, ax: Any = None, over: str = "density", batch_no
 
 def _instability_caption(barriers: Table, over: str = "density", batch_norm: str | None = None) -> str:
     _, spread = _barriers_over(barriers, over, batch_norm)
-    what = f"Error barrier of the networks between two that share the weights of a step, against {over}; below the"
+    what = f"Error barrier between two networks that were trained from the same step, against {over}; below the"
     of = style.replicates(spread, "bars")
     return f"{what} dotted line a pair is called stable. {of}{_remark(_selected(barriers, None, batch_norm))}"
 
@@ -221,7 +221,7 @@ def _means(part: Table, confidence: float) -> list[dict[str, Any]]:
         mean, low, high = intervals.mean_interval(group["barrier"].tolist(), confidence)
         text = f"{len(group)} replicate{'s' if len(group) > 1 else ''}"
         if math.isfinite(low):
-            text += f", {100 * confidence:g} % interval {100 * low:.2f} to {100 * high:.2f} %"
+            text += f", {100 * confidence:g} % interval {ends(100 * low, 100 * high, '.2f')} %"
             if low < STABLE <= high:
                 text += f", which goes {'above' if mean < STABLE else 'below'} {100 * STABLE:g} %"
         lines.append({

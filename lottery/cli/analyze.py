@@ -52,7 +52,11 @@ def _printing(name: str, analysis: "Analysis") -> Callable[..., None]:
     ) -> None:
         rows = options.selected(analysis.table(run), replicate, round)
         if rows.empty:
-            raise LotteryError(f"No round of {str(run)!r} is complete yet.")
+            from lottery.runs.stored import stored_rounds
+
+            has_rounds = next(stored_rounds(run), None) is not None
+            none_yet = f"No round of {str(run)!r} is complete yet."
+            raise LotteryError(analysis.missing if has_rounds and analysis.missing else none_yet)
         if as_data or every:
             output.rows(rows, as_data)
             return

@@ -147,12 +147,19 @@ def _fitted(shown: Grid, lines: Sequence[Sequence[str]], width: int | None) -> d
     for place in leave_out:
         if excess(least) <= 0:
             break
-        if place in least:
-            del least[place], widths[place]
+        for gone in {place, _other_end(shown.heads, place)} & set(least):
+            del least[gone], widths[gone]
     while excess(widths) > 0 and widths != least:  # prose shares what is left
         widest = max((place for place in widths if widths[place] > least[place]), key=lambda place: widths[place])
         widths[widest] -= 1
     return widths
+
+
+def _other_end(heads: Sequence[str], place: int) -> int:
+    """Return the place of the column with the other end of an interval; the same place if there is none."""
+    name, _, end = heads[place].rpartition(" ")
+    other = f"{name} {({'from': 'to', 'to': 'from'}).get(end, '')}"
+    return heads.index(other) if other in heads else place
 
 
 def console() -> Any:

@@ -104,7 +104,7 @@ def show_run(run: Path, rows: Any, tolerance: float | None, round: int | None = 
     for part in shown:
         if part:
             print()
-            output.grid(part, explained=long)
+            output.grid(part, explained=long, has_rows=False)
     print()
     output.say(*results.collapsed(run))
     if long:

@@ -97,7 +97,7 @@ def sweep(
 
     Example: a file with the lines experiment = "lenet_mnist", [sweep], "prune.rate" = [0.2, 0.5].
     """
-    from lottery import config
+    from lottery import config, formatting
     from lottery.pipeline import sweeping
     from lottery.statistics import comparison
     from lottery.statistics.metric import ACCURACY, LOSS
@@ -110,9 +110,14 @@ def sweep(
     rows = comparison.of_sweep(zip(runs, (point.values for point in found), strict=True), tolerance)
     if not as_data:
         shown = {key: rows[key].map(str) for key in found[0].values}
-        change = (LOSS if "dense_loss" in rows else ACCURACY).change
-        differences = rows["difference_by_mean"].astype(float)
-        shown["difference_by_mean"] = differences.map(change, na_action="ignore").astype(object).fillna("")
+        metric = LOSS if "dense_loss" in rows else ACCURACY
+        forms = {
+            f"dense_{metric.what}": metric.value,
+            "smallest_density_by_mean": formatting.percent,
+            "difference_by_mean": metric.change,
+        }
+        for key, form in forms.items():
+            shown[key] = rows[key].astype(float).map(form, na_action="ignore").astype(object).fillna("")
         rows = rows.astype(object).assign(**shown)
     output.rows(rows, as_data)
 

@@ -146,6 +146,9 @@ def in_per_cent(ax: Any) -> bool:
                 own = panel.xaxis if axis is ax.xaxis else panel.yaxis
                 own.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.6g}"))
             found = True
+    for text in ax.get_legend().get_texts() if found and ax.get_legend() else ():
+        fallen = re.sub(r"(?<=falls to )[\d.]+", lambda value: f"{100 * float(value[0]):.3g} %", text.get_text())
+        text.set_text(fallen)
     return found
 
 

@@ -213,7 +213,7 @@ def bounds(ax: Any, points: Table, looks: Mapping[str, BranchStyle], labels: Map
         if len(bound):
             ax.plot(
                 bound["density"], bound["mean"], color=look[0], marker=look[1], markersize=thick(5), linestyle="none",
-                markerfacecolor="white", zorder=4, label="_open", transform=shifted,
+                markerfacecolor="white", zorder=4 if place else 5, label="_open", transform=shifted,
             )  # fmt: skip
     if points["bound"].any():
         ax.errorbar([], [], color="black", marker="o", markerfacecolor="white", linestyle="none", label="lower bound")

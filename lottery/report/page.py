@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from lottery import config, files
+from lottery import config, files, formatting
 from lottery.analysis import connectivity
 from lottery.errors import LotteryError
 from lottery.report import checklist, figures, reported, tables
@@ -75,12 +75,13 @@ def _chapter(run: ReportedRun, anchor: str, author: str) -> dict[str, Any]:
     """Collect everything that the template shows of a run."""
     drawn, missing = figures.drawn(run)
     architecture = run.environment.get("architecture") or {}
+    headline = sentences.headline(run.judgement)
     rows = base64.b64encode(run.rows.to_csv(index=False).encode()).decode()
     return {
         "run": run,
         "anchor": anchor,
         "byline": tables.byline(run, author),
-        "headline": sentences.headline(run.judgement),
+        "headline": headline._replace(text=formatting.unbroken(headline.text)),
         "limits": sentences.limits(run.judgement),
         "warnings": results.collapsed(run.path),
         "size": tables.size(run),

@@ -300,5 +300,5 @@ def _of(rows: Table, branch: str, round: int) -> Table:
 def _missing(branch: str, absent: Sequence[Any]) -> Reading:
     # Rounds are numbers, and anything else is in words.
     words = [part for part in absent if isinstance(part, str)]
-    what = ", ".join(words) or f"round {ranges(absent)} of {branch}"
+    what = ", ".join(words) or f"{ranges(absent, 'round')} of {branch}"
     return Reading(f"{MISSING}: {what}", OPEN)

@@ -191,7 +191,8 @@ def _nearest(rounds: Table, rule: Rule) -> Headline:
         assert sparsest is not None
         best = _in_words(_as_judged(sparsest), rule)
         unsure = f"{_too_few(rounds['replicates'].max())} for all {len(rounds)} rounds at once"
-        text = f"No {rule.word} ticket is shown: {unsure}. The sparsest ticket that is {MATCHING} by itself has {best}."
+        nearest = f"The sparsest ticket that is {sparsest['verdict']} by itself"
+        text = f"No {rule.word} ticket is shown: {unsure}. {nearest} has {best}."
         return Headline(text, OPEN)
     if undecided.empty:
         lost = f"every round loses more than {_tolerance(rule)} points to dense"

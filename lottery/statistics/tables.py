@@ -34,7 +34,9 @@ _KEY_OF_COSTS = {
     "theoretical speed-up": "multiply-adds, dense / ticket; real speed-ups are smaller",
 }
 # The columns of the rounds that say what was found, and the order in which a narrow terminal leaves out any.
-_FOUND = {"round", "density", ACCURACY.name, LOSS.name, "vs dense", "95 % from", "95 % to", "verdict", "beats controls"}
+_FOUND = {
+    "round", "density", "n", ACCURACY.name, LOSS.name, "vs dense", "95 % from", "95 % to", "verdict", "beats controls",
+}  # fmt: skip
 _LEAVE_OUT = (
     "end from", "end to", "kept", "early stop", "stops later", "end", "end vs dense", "end verdict", "±", "n",
     "budget from", "budget to", "within budget", "speed", "needed", "beats controls", ACCURACY.name, LOSS.name, "round",

@@ -679,7 +679,7 @@ def test_what_holds_for_a_round_need_not_hold_for_all_at_once():
     assert verdicts.smallest_shown(lines) is None
     head = headline(rows)
     assert head.tone == "open" and "3 replicates are too few to decide for all 9 rounds at once" in head.text
-    assert "The sparsest ticket that is matching by itself has 80 % of the weights" in head.text
+    assert "The sparsest ticket that is winning by itself has 80 % of the weights" in head.text
 
 
 def test_another_confidence_gives_other_intervals():
