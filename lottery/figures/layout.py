@@ -121,7 +121,8 @@ def _place(ax: Any, handles: Sequence[Any], labels: Sequence[str], above: float 
     figure.draw_without_rendering()  # so that places are known
     # Dashes show in long enough handles.
     looks = {"frameon": False, "handlelength": 2.5, "borderaxespad": 0}
-    box = ax.legend(handles, labels, **looks).get_window_extent()
+    # Wherever it is, it is as large; the best place, which is the default, would be searched for among all points.
+    box = ax.legend(handles, labels, loc="upper left", **looks).get_window_extent()
     # Beside the axes it may have more columns, if it is too high for one, as long as the axes keep most of the width.
     columns = math.ceil(box.height / (0.95 * figure.bbox.height))
     if above is None and columns * box.width < 0.38 * figure.bbox.width:
