@@ -16,8 +16,8 @@ app = App(
     name="lottery",
     help="Find winning lottery tickets: train, prune the smallest weights, rewind, repeat.",
     epilog="Tables fit the terminal: where it is too narrow, they leave out replicates and density, and then columns "
-    "from the right, but no names; `show` has an order of its own. A line below the table names what is left out, and "
-    "--json and --csv have every column.",
+    "from the right, but no names; `show` has an order of its own. A line below the table names what is left out "
+    "and says what shows it.",
 )
 app.command(short_help="Run an experiment, or continue it.", cls=train.WithNames)(train.run)
 app.command(short_help="Show what would be trained.")(experiments.plan)
