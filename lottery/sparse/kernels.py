@@ -241,7 +241,7 @@ def _of_windows(write: Callable[[_Writer, list[Any], list[Any]], None]) -> Any:
     next; then the same two rows of the windows, where the first window is, and how many there are.
     """
 
-    def through(
+    def _through(
         writer: _Writer, a: Any, d: Any, at: Any, step: Any, of_a: Any, of_d: Any, first: Any, num: Any
     ) -> None:
         with cgutils.for_range(writer.builder, num) as loop:
@@ -250,7 +250,7 @@ def _of_windows(write: Callable[[_Writer, list[Any], list[Any]], None]) -> Any:
             entry = [writer.vector(array, place) for array in (a, d)]
             write(writer, entry, [writer.vector(array, window) for array in (of_a, of_d)])
 
-    return _operation(through)
+    return _operation(_through)
 
 
 @_of_windows
