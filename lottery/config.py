@@ -251,11 +251,12 @@ def merged(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str,
             continue
         inner = dict(merged[section]) if isinstance(merged.get(section), Mapping) else {}
         if section == "data" and {"name", "path"} & set(values):
-            inner.pop("num_examples", None)  # it is of the data that are replaced
-            inner.pop("fingerprint", None)
-        before = inner.get("name", Data().name)
-        if section == "data" and values.get("name", before) != before:
-            inner.pop("path", None)  # the file of the data that are replaced
+            # What the file says of the data that are replaced.
+            gone = {"num_examples", "fingerprint"}
+            before = inner.get("name", Data().name)
+            if values.get("name", before) != before:
+                gone.add("path")
+            inner = {key: value for key, value in inner.items() if key not in gone}
         if section == "prune":
             if {"densities", "n_of_m"} & set(values):  # they replace the other keys of rounds and rates
                 inner = {key: value for key, value in inner.items() if key not in ("num_rounds", "rates", "rate")}

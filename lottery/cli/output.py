@@ -155,10 +155,13 @@ def _fitted(shown: Grid, lines: Sequence[Sequence[str]], width: int | None) -> d
     return widths
 
 
+_ENDS = {"from": "to", "to": "from"}  # the last words of the heads of an interval, each with the other
+
+
 def _other_end(heads: Sequence[str], place: int) -> int:
     """Return the place of the column with the other end of an interval; the same place if there is none."""
     name, _, end = heads[place].rpartition(" ")
-    other = f"{name} {({'from': 'to', 'to': 'from'}).get(end, '')}"
+    other = f"{name} {_ENDS.get(end, '')}"
     return heads.index(other) if other in heads else place
 
 

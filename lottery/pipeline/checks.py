@@ -28,7 +28,7 @@ _SCALING = (*FIXED_SCALING, "BatchNormalization", "LayerNormalization", "Embeddi
 
 
 def check_rate(experiment: config.Experiment, model: Any) -> None:
-    """Raise `LotteryError` if the learning rate is a function of no step that some network has to begin it at."""
+    """Raise `LotteryError` if a network has to begin at a later learning rate, and nothing tells which that is."""
     rewind, controls = experiment.rewind, [branches.BRANCHES[name] for name in experiment.run.controls]
     begins_later = rewind.step or rewinding.REWINDS[rewind.mode].keeps_rate
     if begins_later or any(control.is_long or control.trains_on for control in controls):

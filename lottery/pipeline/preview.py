@@ -68,12 +68,12 @@ def sizes(experiment: config.Experiment, num_entries: int) -> dict[str, int]:
 
     Each network is stored with two sets of weights in single precision, and with masks of one bit for each entry.
     """
-    networks, replicates = store.wanted(experiment), experiment.run.num_replicates
-    num = len(networks) * replicates
-    spans = [network_training.steps_of(experiment, NetworkId(1, *network)) for network in networks]
+    num_replicates, wanted = experiment.run.num_replicates, store.wanted(experiment)
+    num = num_replicates * len(wanted)
+    spans = [network_training.steps_of(experiment, NetworkId(1, *place)) for place in wanted]
     return {
         "networks": num,
-        "steps": replicates * sum(last - first for first, last in spans),
+        "steps": num_replicates * sum(last - first for first, last in spans),
         "bytes": num * (8 * num_entries + num_entries // 8),
     }
 

@@ -51,10 +51,11 @@ def rows_of(run: Path, networks: Iterable[StoredRound]) -> Table:
             dense[stored.replicate] = record
         row = {"run": stored.run.resolve().name, "last_step": record.get("last_step", experiment.train.num_steps)}
         row |= {column: record[column] for column in _OF_RECORD}
-        rows.append(row | _beside_dense(stored, dense.get(stored.replicate)))
+        row |= _beside_dense(stored, dense.get(stored.replicate))
         # A network that trains on begins with what dense, and rounds before, have learnt.
         if stored.round and branches.trains_on(stored.branch, experiment.rewind.mode):
-            rows[-1]["dense_loss_step"] = None
+            row["dense_loss_step"] = None
+        rows.append(row)
     measured = [column for column in COLUMNS if column.endswith(("loss", "accuracy")) or column in BESIDE_DENSE]
     return frame(rows, COLUMNS).astype(dict.fromkeys(measured, float))
 
