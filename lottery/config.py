@@ -84,6 +84,14 @@ class Experiment(Section):
         mask_actions.check(self.prune.held_at, self.rewind.mode, scored_untrained, zero_only)
         return self
 
+    @property
+    def needs_schedule(self) -> bool:
+        """True if some network begins its learning rate at a later step than 0, or goes through it more slowly."""
+        controls = [branches.BRANCHES[name] for name in self.run.controls]
+        if self.rewind.step or rewinding.REWINDS[self.rewind.mode].keeps_rate:
+            return True
+        return any(control.is_long or control.trains_on for control in controls)
+
 
 def load(
     source: str | Path | Mapping[str, Any] | None = None, overrides: Mapping[str, Any] | None = None

@@ -16,23 +16,15 @@ from lottery.models import networks
 from lottery.models.kerases import is_keras
 from lottery.pipeline import building
 from lottery.pipeline.prepared import Ingredients, Prepared
-from lottery.pruning import branches, rewinding
+from lottery.pruning import branches
 from lottery.sparse.reading import Network
-from lottery.training import compiling, engines, mirrored
+from lottery.training import engines, mirrored
 
 _BRIGHTEST = 255  # the largest value of a pixel of one byte
 _DIM = 100  # no pixel of an unscaled data set is brighter than this only if all images are dark
 FIXED_SCALING = ("Rescaling", "Normalization")  # layers that scale by numbers that are not trained
 # Layers that bring their inputs to a common scale.
 _SCALING = (*FIXED_SCALING, "BatchNormalization", "LayerNormalization", "Embedding")
-
-
-def check_rate(experiment: config.Experiment, model: Any) -> None:
-    """Raise `LotteryError` if a network has to begin at a later learning rate, and nothing tells which that is."""
-    rewind, controls = experiment.rewind, [branches.BRANCHES[name] for name in experiment.run.controls]
-    begins_later = rewind.step or rewinding.REWINDS[rewind.mode].keeps_rate
-    if begins_later or any(control.is_long or control.trains_on for control in controls):
-        compiling.check_schedule(model)
 
 
 def check_devices(experiment: config.Experiment) -> None:

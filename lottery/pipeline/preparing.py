@@ -53,7 +53,8 @@ def _with_trainer(experiment: config.Experiment, ingredients: Ingredients) -> Pr
     # It is compiled before the data are checked: its loss says what labels it takes.
     inputs, schedule_step = examples.example_batch(loaded, model)[0], schedules.step_variable()
     compiling.compile_model(model, experiment.train, inputs, schedule_step)
-    checks.check_rate(experiment, model)
+    if experiment.needs_schedule:
+        compiling.check_schedule(model)
     if isinstance(loaded, Splits):
         num_scored = experiment.prune.num_examples if criterion.needs_network else None
         examples.check_data(model, loaded, experiment.train.batch_size, inputs, num_scored)
