@@ -127,7 +127,7 @@ def plan(
     lottery plan --from runs/NAME
     """
     from lottery import config
-    from lottery.pipeline import environment, onednn, preview
+    from lottery.pipeline import environment, preview
     from lottery.runs import store
 
     power.check()
@@ -136,8 +136,7 @@ def plan(
     if source is None and power.pilot is not None:
         source = store.read_experiment(power.pilot).model_dump(mode="json")
     planned = config.load(source, overriding)
-    onednn.begin({}, [planned.model.name])
-    environment.num_threads()  # imports TensorFlow without its start-up messages
+    environment.import_tensorflow(names=[planned.model.name])
     imports = import_code or config.names_network(overriding)
     rows = preview.rounds(planned, power.pilot, imports)
     notes = preview.sentences(planned, int(rows["num_kept"].iloc[0]))

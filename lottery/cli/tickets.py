@@ -182,7 +182,7 @@ def _exported(
     from lottery.pipeline import environment
     from lottery.tickets import exporting
 
-    environment.num_threads()  # imports TensorFlow without its start-up messages
+    environment.import_tensorflow()
     inputs = choice.inputs(ticket)
     trained = ticket.trained is not None and not start
     done, failed, built = [], {}, {}

@@ -155,7 +155,7 @@ def _verify_ticket(file: Path) -> None:
         output.say(printable(error))
         raise typer.Exit(1) from None
     output.say(f"{ticket!r}: every checksum, size and count holds.")
-    environment.num_threads()  # imports TensorFlow without its start-up messages
+    environment.import_tensorflow()
     try:
         architecture.build(ticket.architecture, shapes(ticket.weights))
     except TicketError as error:

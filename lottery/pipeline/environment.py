@@ -6,7 +6,7 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,16 @@ PACKAGES = (
 )  # fmt: skip
 
 
-def begin_threads(experiment: config.Experiment, recorded: int = 0) -> int:
-    """Set TensorFlow's number of threads, and return it.
+def begin(
+    experiment: config.Experiment, recorded: Mapping[str, Any], names: Iterable[str] = (), chosen: int = 0
+) -> int:
+    """Import TensorFlow as `import_tensorflow` does, set its number of threads, and return it.
 
-    A run that resumes uses the number `recorded`. A new run uses what the experiment says; else its part of the cores,
-    as if all replicates and their controls trained side by side; else what TensorFlow already has.
+    A run that resumes uses the number in `recorded`. A new run uses `chosen`; else what the experiment says; else its
+    part of the cores, as if all replicates and their controls trained side by side; else what TensorFlow already has.
     """
-    if wanted := recorded or experiment.run.num_threads:
+    import_tensorflow(recorded, names)
+    if wanted := recorded.get("num_threads", chosen) or experiment.run.num_threads:
         return use_threads(wanted)
     # Bits depend on the number, so it must not depend on how many networks happen to train side by side.
     width = experiment.run.num_replicates * (2 if experiment.run.controls else 1)
@@ -67,8 +70,15 @@ def use_threads(wanted: int) -> int:
 
 def begin_as(recorded: Mapping[str, Any]) -> None:
     """Begin with the setting of oneDNN and the number of threads that a stored run has recorded."""
-    onednn.begin(recorded)
+    import_tensorflow(recorded)
     use_threads(recorded["num_threads"])
+
+
+def import_tensorflow(recorded: Mapping[str, Any] | None = None, names: Iterable[str] = ()) -> None:
+    """Import TensorFlow without its start-up messages, with oneDNN as `onednn.begin` chooses."""
+    onednn.begin(recorded or {}, names)
+    with _quiet():
+        import tensorflow  # noqa: F401
 
 
 def of_like_run(out: str | Path, experiment: config.Experiment) -> Mapping[str, Any]:
@@ -200,7 +210,7 @@ def _versions() -> dict[str, Any]:
 
 
 def num_threads() -> int:
-    """Return TensorFlow's number of threads; import it without its greetings."""
+    """Return TensorFlow's number of threads."""
     with _quiet():
         import tensorflow as tf
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from lottery import config, data, formatting
 from lottery.errors import LotteryError
-from lottery.pipeline import agreement, dispatch, environment, onednn, preparing, worker
+from lottery.pipeline import agreement, dispatch, environment, preparing, worker
 from lottery.pipeline.prepared import NOTHING_PASSED, Ingredients, Prepared, with_functions
 from lottery.pipeline.session import Execution, Session
 from lottery.runs import store, verification
@@ -72,8 +72,7 @@ def _found(
         return store.run_path(out, experiment), experiment, None
     # These come first: TensorFlow is imported, and begins to compute, when the model is built.
     like = environment.of_like_run(out, experiment)
-    onednn.begin(like, () if ingredients.model else [experiment.model.name])
-    environment.begin_threads(experiment, like.get("num_threads", 0))
+    environment.begin(experiment, like, () if ingredients.model else [experiment.model.name])
     path, prepared, compared = located(out, experiment, ingredients)
     session.note(*compared)
     return path, prepared.experiment, prepared
@@ -145,8 +144,7 @@ def open_run(
         verification.refuse_damaged(path, experiment)
     recorded = store.read_environment(path)
     # Before anything is computed: TensorFlow cannot change its number of threads after.
-    onednn.begin(recorded, [experiment.model.name])
-    num_threads = environment.begin_threads(experiment, recorded.get("num_threads", num_threads))
+    num_threads = environment.begin(experiment, recorded, [experiment.model.name], num_threads)
     prepared = prepared or preparing.prepare(transfer or experiment, ingredients)
     if transfer:
         return replace(prepared, notes=())

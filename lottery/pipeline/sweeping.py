@@ -11,7 +11,7 @@ from typing import Any
 from lottery import config, files, interrupts, weights
 from lottery.errors import LotteryError
 from lottery.executors.scheduler import Job
-from lottery.pipeline import dispatch, environment, onednn, presets, running, worker
+from lottery.pipeline import dispatch, environment, presets, running, worker
 from lottery.pipeline.prepared import Ingredients
 from lottery.pipeline.session import Execution, Session
 from lottery.pruning import plan
@@ -94,8 +94,7 @@ def sweep(
         for point in found:
             path, experiment = store.run_path(out, point.settings), point.settings
             if ingredients.have_own_model(experiment):  # its settings alone do not tell its run
-                onednn.begin(like)
-                environment.begin_threads(experiment, like.get("num_threads", 0))
+                environment.begin(experiment, like)
                 path, prepared, compared = running.located(out, experiment, ingredients)
                 experiment = prepared.experiment
                 session.note(*compared)
@@ -140,8 +139,8 @@ def _open(
     recorded = next(filter(None, map(store.read_environment, experiments)), {})  # all as one that began before
     num_threads = recorded.get("num_threads", 0)
     if not all(store.is_complete(path, experiment) for path, experiment in experiments.items()):
-        onednn.begin(recorded, [experiment.model.name for experiment in experiments.values()])
-        environment.num_threads()  # imports TensorFlow, which has one setting for all
+        # TensorFlow has one setting for all.
+        environment.import_tensorflow(recorded, [experiment.model.name for experiment in experiments.values()])
     said: set[str] = set()  # once for all that share the model or the data
     for number, (path, experiment) in enumerate(experiments.items(), start=1):
         if not (path / "environment.json").exists():

@@ -85,7 +85,7 @@ class Worker:
             while len(self._open) >= MOST_OPEN:
                 self._close_first()
             recorded = store.read_environment(recipe.path)
-            onednn.begin(recorded)
+            environment.import_tensorflow(recorded)
             environment.use_threads(recipe.num_threads)
             for sentence in onednn.notes(recorded):
                 self.on_event(progress.Note(sentence))
