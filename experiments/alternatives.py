@@ -38,11 +38,11 @@ from lottery.api import Run
 from lottery.datasets import DATASETS
 from lottery.errors import unknown
 from lottery.formatting import ends, formatted, percent, short
-from lottery.grids import Table
 from lottery.pruning import branches, dynamic, plan
 from lottery.pruning.branches import BranchStart, StoredTicket
 from lottery.runs.stored import StoredRound, stored_rounds
 from lottery.statistics import intervals
+from lottery.text_tables import Table
 
 RATE = 0.2
 LAYERS, ERK, GLOBAL = "layers", "erk", "global"

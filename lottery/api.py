@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
-from lottery import config, grids, plots
+from lottery import config, plots, text_tables
 from lottery.errors import LotteryError
 from lottery.pipeline import branching, retraining, running, sweeping
 from lottery.pipeline.prepared import Ingredients
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from lottery import interrupts, progress
     from lottery.enforcement import Enforcement
     from lottery.executors import ray
-    from lottery.grids import Table
     from lottery.pruning.branches import BranchFunction
     from lottery.pruning.criteria import ScoreFunction
     from lottery.pruning.schedules import Density
+    from lottery.text_tables import Table
     from lottery.tickets import Ticket
     from lottery.training.checkpoints import CheckpointInterval
 
@@ -191,12 +191,12 @@ class Run:
         judgement = verdicts.of_run(self.path, rows)
         head = sentences.headline(judgement)
         points = results.summary(rows)
-        parts = [f"<p><b style='color: {grids.COLOURS[head.tone]}'>{html.escape(head.text)}</b></p>", path]
+        parts = [f"<p><b style='color: {text_tables.COLOURS[head.tone]}'>{html.escape(head.text)}</b></p>", path]
         if (points["branch"] == store.TICKET).any():
-            parts.append(grids.html(tables.rounds(judgement, points, short=True)))
+            parts.append(text_tables.html(tables.rounds(judgement, points, short=True)))
         controls = tables.controls(judgement)
         if controls:
-            parts.append(grids.html(controls))
+            parts.append(text_tables.html(controls))
         parts.append(plots.svg(rows))
         return "".join(parts + [f"<p>{html.escape(limit)}</p>" for limit in sentences.limits(judgement)])
 

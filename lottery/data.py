@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field, model_validator
 
-from lottery import datasets, streams
+from lottery import datasets, streamed_data
 from lottery.datasets import DATASETS, KEYS, read_npz
 from lottery.errors import LotteryError
 from lottery.settings import GIVEN, Natural, Positive, Section, is_given, one_of
-from lottery.streams import Streams
+from lottery.streamed_data import Streams
 
 PARTS = ("train", "validation", "test")
 
@@ -241,10 +241,10 @@ def given(data: Any, settings: Data) -> Splits | Streams:
     parts: tuple[Any, ...] = tuple(data) if isinstance(data, (tuple, list)) else ()
     if len(parts) in (2, 3) and all(isinstance(part, (tuple, list)) and len(part) == 2 for part in parts):
         parts = tuple(itertools.chain(*parts))
-    if len(parts) == 3 and all(streams.is_stream(part) for part in parts):
+    if len(parts) == 3 and all(streamed_data.is_stream(part) for part in parts):
         if settings.num_examples:
             raise LotteryError("data.num_examples: a tf.data.Dataset has its own size; shorten it with take().")
-        return streams.checked(parts)
+        return streamed_data.checked(parts)
     if wrong := _no_arrays(data, parts):
         raise LotteryError(f"data must be {wrong}")
     if len(parts) == 6:
@@ -266,14 +266,14 @@ def _no_arrays(data: Any, parts: tuple[Any, ...]) -> str:
             '{"data": {"name": "npz", "path": "my.npz"}}.'
         )
     everything = [data, *parts] if parts else [data]
-    if lazy := next((part for part in everything if streams.is_sequence(part)), None):
-        return f"arrays or tf.data.Dataset, not {streams.kind(lazy)}. {streams.HOW_TO_PASS}"
+    if lazy := next((part for part in everything if streamed_data.is_sequence(part)), None):
+        return f"arrays or tf.data.Dataset, not {streamed_data.kind(lazy)}. {streamed_data.HOW_TO_PASS}"
     if any(isinstance(part, (tuple, list)) and len(part) == 3 for part in parts) and len(parts) in (2, 3):
         return (
             "two arrays for each part, not three. Sample weights go into a tf.data.Dataset: pass (train, validation, "
             "test), each as tf.data.Dataset.from_tensor_slices((x, y, weights)).batch(60)."
         )
-    if any(streams.is_stream(part) for part in everything):
+    if any(streamed_data.is_stream(part) for part in everything):
         num = f"{len(parts)} parts" if parts else "one tf.data.Dataset"
         return f"{datasets}, not {num}."
     if len(parts) in (4, 6):

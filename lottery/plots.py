@@ -15,8 +15,8 @@ from lottery.errors import LotteryError, missing, unknown
 from lottery.figures import layout, sheets
 from lottery.figures import style as styles
 from lottery.figures.record import Analysis
-from lottery.grids import Table
 from lottery.runs import store
+from lottery.text_tables import Table
 
 
 def kinds() -> dict[str, Analysis]:

@@ -98,7 +98,7 @@ FILES = {
     "analysis": """
         from lottery.analysis import ANALYSES
         from lottery.figures.record import Analysis
-        from lottery.grids import frame
+        from lottery.text_tables import frame
         from lottery.runs.stored import stored_rounds
 
 

@@ -8,10 +8,10 @@ from lottery.analysis import costs
 from lottery.errors import LotteryError, unknown
 from lottery.figures import layout, style
 from lottery.figures.record import Analysis
-from lottery.grids import Table
 from lottery.runs.stored import stored_rounds
 from lottery.statistics import results
 from lottery.statistics.metric import Metric, has_alternative, metric_of, transferred
+from lottery.text_tables import Table
 
 
 def table(run: Path) -> Table:

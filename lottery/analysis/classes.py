@@ -8,9 +8,9 @@ import numpy as np
 
 from lottery.figures import layout, style
 from lottery.figures.record import Analysis, NothingToDraw
-from lottery.grids import Table, frame
 from lottery.runs import store
 from lottery.runs.stored import StoredRound, stored_rounds
+from lottery.text_tables import Table, frame
 
 COLUMNS = ("replicate", "branch", "round", "density", "class", "num", "accuracy", "vs_dense")
 

@@ -12,11 +12,11 @@ from lottery.errors import unknown
 from lottery.figures import layout, style
 from lottery.figures.record import Analysis
 from lottery.formatting import ends, percent
-from lottery.grids import Table, frame
 from lottery.runs import siblings, store
 from lottery.runs.siblings import RECOMPUTED, STORED
 from lottery.statistics import intervals
 from lottery.statistics.barriers import STABLE, error_barrier
+from lottery.text_tables import Table, frame
 
 PLACE = ("replicate", "round", "step", "density", "batch_norm")
 POINTS = (*PLACE, *siblings.PATH)

@@ -10,12 +10,12 @@ import numpy as np
 
 from lottery import config
 from lottery.figures.record import Analysis
-from lottery.grids import Table, frame
 from lottery.models import multiply_adds
 from lottery.pruning import branches, mask_actions, plan
 from lottery.runs import store
 from lottery.runs.stored import StoredRound, stored_rounds
 from lottery.settings import GIVEN
+from lottery.text_tables import Table, frame
 
 COLUMNS = (
     "replicate", "branch", "round", "density", "num_kept", "compression", "parameter_compression", "multiply_adds",

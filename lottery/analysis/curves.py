@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, TypedDict, Unpack
 from lottery.errors import unknown
 from lottery.figures import layout, style
 from lottery.figures.record import Analysis
-from lottery.grids import Table, frame
 from lottery.runs import store
 from lottery.runs.stored import stored_rounds
+from lottery.text_tables import Table, frame
 
 COLUMNS = ("replicate", "branch", "round", "density", *store.METRICS)
 

@@ -8,8 +8,8 @@ import numpy as np
 from lottery.errors import unknown
 from lottery.figures import layout, style
 from lottery.figures.record import Analysis
-from lottery.grids import Table, frame
 from lottery.runs.stored import stored_rounds
+from lottery.text_tables import Table, frame
 
 COLUMNS = (
     "replicate", "branch", "round", "density", "weight", "start_norm", "distance", "relative_distance", "cosine",

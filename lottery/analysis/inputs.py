@@ -8,10 +8,10 @@ import numpy as np
 
 from lottery.figures import layout, style
 from lottery.figures.record import Analysis
-from lottery.grids import Table, frame
 from lottery.models import graph
 from lottery.runs import store
 from lottery.runs.stored import stored_rounds
+from lottery.text_tables import Table, frame
 
 COLUMNS = ("replicate", "round", "density", "weight", "what", "row", "column", "channel", "kept", "of")
 INPUT, KERNEL = "input", "kernel"

@@ -13,9 +13,9 @@ from lottery.analysis import matching
 from lottery.errors import LotteryError
 from lottery.figures import style
 from lottery.figures.record import Analysis, NothingToDraw
-from lottery.grids import Table, frame
 from lottery.masks import Masks
 from lottery.runs.stored import stored_rounds
+from lottery.text_tables import Table, frame
 
 COLUMNS = (
     "one", "other", "round", "density_one", "density_other", "weight", "overlap", "chance", "matched_overlap",

@@ -8,7 +8,7 @@ import numpy as np
 
 from lottery.errors import LotteryError
 from lottery.figures import layout, sheets, style
-from lottery.grids import Table
+from lottery.text_tables import Table
 
 
 def figure(found: Table, ax: Any = None) -> Any:

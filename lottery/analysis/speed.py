@@ -5,9 +5,9 @@ from typing import Any
 
 from lottery.figures import layout, style
 from lottery.figures.record import Analysis, NothingToDraw
-from lottery.grids import Table
 from lottery.statistics import results
 from lottery.statistics.metric import of_dense, transferred
+from lottery.text_tables import Table
 
 
 def figure(rows: Table, ax: Any = None, interval: str = "range", labels: Mapping[str, str] | None = None) -> Any:

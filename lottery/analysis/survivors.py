@@ -9,8 +9,8 @@ import numpy as np
 from lottery.errors import LotteryError
 from lottery.figures import layout, style
 from lottery.figures.record import Analysis
-from lottery.grids import Table, frame
 from lottery.runs.stored import stored_rounds
+from lottery.text_tables import Table, frame
 
 COLUMNS = ("replicate", "round", "density", "weight", "low", "high", "count")
 

@@ -10,7 +10,7 @@ from lottery.cli import options, output
 from lottery.cli.commands import App
 from lottery.errors import LotteryError
 from lottery.formatting import number, percent
-from lottery.grids import Table
+from lottery.text_tables import Table
 
 if TYPE_CHECKING:
     from lottery import config

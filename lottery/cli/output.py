@@ -10,7 +10,7 @@ from typer import Option
 
 from lottery import formatting
 from lottery.errors import printable
-from lottery.grids import Grid
+from lottery.text_tables import TextTable
 
 # Heads of columns that are not the name in rows and CSV with spaces; one name for one quantity in all tables.
 HEADS = {
@@ -69,7 +69,7 @@ def rows(frame: Any, as_data: AsData | None = None, leave_out: Sequence[str] = (
     else:
         cells = [formatting.column(frame[name].tolist(), name) for name in frame]
         lines = [list(line) for line in zip(*cells, strict=True)]
-        grid(Grid([head(name) for name in frame], lines, leave_out=[head(name) for name in leave_out]))
+        table(TextTable([head(name) for name in frame], lines, leave_out=[head(name) for name in leave_out]))
 
 
 def means(
@@ -87,7 +87,7 @@ def means(
     rows(found.reset_index(), leave_out=[count, *leave_out, "density"])
 
 
-def grid(shown: Grid, has_rows: bool = True, explained: bool = True) -> None:
+def table(shown: TextTable, has_rows: bool = True, explained: bool = True) -> None:
     """Print a table with words to the left and numbers to the right, and explain it.
 
     Where the terminal is too narrow, columns are left out and named below: those of its `leave_out` in this order, and
@@ -121,7 +121,7 @@ def grid(shown: Grid, has_rows: bool = True, explained: bool = True) -> None:
         say(*(f"{name}: {text}." for name, text in shown.explained(absent)), *shown.notes)
 
 
-def _fitted(shown: Grid, lines: Sequence[Sequence[str]], width: int | None) -> dict[int, int]:
+def _fitted(shown: TextTable, lines: Sequence[Sequence[str]], width: int | None) -> dict[int, int]:
     """Choose the columns of a table that fit a terminal, and their widths, by place."""
     from rich.cells import cell_len
 

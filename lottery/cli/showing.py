@@ -104,7 +104,7 @@ def show_run(run: Path, rows: Any, tolerance: float | None, round: int | None = 
     for part in shown:
         if part:
             print()
-            output.grid(part, explained=long, has_rows=False)
+            output.table(part, explained=long, has_rows=False)
     print()
     output.say(*results.collapsed(run))
     if long:
@@ -138,7 +138,7 @@ def _show_two_way(run: Path, round: int | None, tolerance: float, as_data: outpu
     for measure, when in two_way.WHEN.items():
         shown = tables.two_way(found, measure, tolerance)
         print(f"{when}:")
-        output.grid(shown, explained=False)
+        output.table(shown, explained=False)
         print()
         key = shown.key
     output.say(*(f"{name}: {text}." for name, text in key.items()), *two_way.sentences(every))
@@ -238,7 +238,7 @@ def _print_or_show(rows: Any, shown: Any, notes: list[str], as_data: output.AsDa
     if as_data:
         output.rows(rows, as_data)
     else:
-        output.grid(shown)
+        output.table(shown)
     output.say(*notes, file=sys.stderr if as_data else sys.stdout)
 
 
@@ -267,6 +267,6 @@ def check(
     else:
         output.say(published.READING)
         print()
-        output.grid(tables.published(lines, notes))
+        output.table(tables.published(lines, notes))
     if any(line["verdict"] == "fail" for line in lines):
         raise typer.Exit(1)

@@ -12,7 +12,7 @@ from typer import Argument, Option
 from lottery.cli import options, output
 from lottery.cli.commands import App, naming
 from lottery.errors import LotteryError, printable, unknown
-from lottery.grids import Grid
+from lottery.text_tables import TextTable
 
 app = App(help="The tickets of a run, and ticket files.")
 
@@ -78,7 +78,7 @@ def tickets_show(
         }
         print(json.dumps(about, indent=1))
         return
-    output.grid(ticket.layers(), has_rows=False)
+    output.table(ticket.layers(), has_rows=False)
     for name, text in ticket.facts().items():
         output.say(f"{name + ':':14} {text}")
 
@@ -161,7 +161,7 @@ def export(
         sizes = [f"{exported.num_bytes:,}", f"{exported.num_gzipped:,}"]
         compared = [f"{exported.difference:.1g}", f"{exported.agreement:.4f}"]
         lines.append([exported.form, str(exported.path), *sizes, *compared])
-    output.grid(Grid(["format", "file", "bytes", "gzipped", "difference", "same class"], lines), has_rows=False)
+    output.table(TextTable(["format", "file", "bytes", "gzipped", "difference", "same class"], lines), has_rows=False)
     output.say(
         "Each file was loaded again and compared. Difference: the largest of an output, relative to the largest "
         "output. Same class: the share of inputs with the same class. Masked entries are "
@@ -273,7 +273,7 @@ def _show_compacted(found: Any) -> None:
     for num, (before, after) in found.seconds.items():
         times = [f"{1e3 * before:.3f}", f"{1e3 * after:.3f}", f"{after / before:.4f}"]
         lines.append(["ms for 1 example" if num == 1 else f"ms for {num:,} examples", *times])
-    output.grid(Grid(["what", "before", "after", "ratio"], lines), has_rows=False)
+    output.table(TextTable(["what", "before", "after", "ratio"], lines), has_rows=False)
     unread, taken = int(small.unread.sum()), small.inputs.size
     dropped = ", not taken any more" if taken < small.unread.size else "; --drop-inputs leaves them out"
     output.say(

@@ -7,7 +7,7 @@ from typing import Any
 
 from lottery.figures import style
 from lottery.figures.sheets import Sheet, new_figure
-from lottery.grids import Table
+from lottery.text_tables import Table
 
 
 def drawn(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lottery.errors import LotteryError
-from lottery.grids import Table
+from lottery.text_tables import Table
 
 
 class NothingToDraw(LotteryError):

@@ -7,8 +7,8 @@ import numpy as np
 
 from lottery.errors import LotteryError, unknown
 from lottery.figures.record import NothingToDraw
-from lottery.grids import Table
 from lottery.statistics import intervals
+from lottery.text_tables import Table
 
 BranchStyle = tuple[Any, str, Any]  # colour, marker, line
 

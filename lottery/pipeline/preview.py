@@ -8,13 +8,13 @@ from rich import filesize
 from lottery import config, data, weights
 from lottery.errors import LotteryError
 from lottery.formatting import replicates
-from lottery.grids import Table
 from lottery.models import networks
 from lottery.pipeline import building, network_training, presets
 from lottery.pruning import granularity, plan
 from lottery.runs import store
 from lottery.runs.store import NetworkId
 from lottery.runs.stored import stored_rounds
+from lottery.text_tables import Table
 
 
 def model_of(experiment: config.Experiment, import_code: bool = False) -> Any:

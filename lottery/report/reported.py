@@ -8,11 +8,11 @@ from typing import Any
 from lottery import config, plots
 from lottery.analysis import costs
 from lottery.errors import LotteryError
-from lottery.grids import Table
 from lottery.runs import store
 from lottery.statistics import comparison, results, verdicts
 from lottery.statistics.metric import of_tickets
 from lottery.statistics.verdicts import Judgement
+from lottery.text_tables import Table
 
 
 @dataclass(frozen=True)

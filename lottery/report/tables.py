@@ -10,17 +10,17 @@ from lottery.analysis import costs
 from lottery.errors import LotteryError
 from lottery.figures import style
 from lottery.formatting import duration, percent, plain
-from lottery.grids import BAD, GOOD, Grid
 from lottery.report.reported import ReportedRun
 from lottery.statistics import comparison, published, tables, verdicts
 from lottery.statistics.barriers import STABLE
 from lottery.statistics.metric import of_dense, of_tickets
+from lottery.text_tables import BAD, GOOD, TextTable
 
 # What a reader calls the entries of environment.json.
 _NAMES = {"uses": "multiply-adds per entry", "num_threads": "threads", "num_devices": "devices", "onednn": "oneDNN"}
 
 
-def of_run(run: ReportedRun) -> dict[str, Grid | None]:
+def of_run(run: ReportedRun) -> dict[str, TextTable | None]:
     """Make the tables of a run by name; None for a table without rows."""
     return {
         "rounds": tables.rounds(run.judgement, run.summary, run.costs),
@@ -78,7 +78,7 @@ def _density(line: dict[str, Any] | None) -> str:
     return percent(line["density"]) if line else "none"
 
 
-def by_weight(run: ReportedRun) -> Grid:
+def by_weight(run: ReportedRun) -> TextTable:
     """Describe the layers: a row for each weight in each of some rounds."""
     table = of_tickets(run.table("layers"))
     table = table[table["round"].isin(style.chosen(table["round"], style.MOST))]
@@ -91,10 +91,10 @@ def by_weight(run: ReportedRun) -> Grid:
     heads = ["weight", "round", "network's density", "weight's density", "kept", "entries"]
     heads += ["dead inputs", "inputs", "dead units", "units"]
     note = "Means over replicates. No unit reads a dead input, and a dead unit reads no input."
-    return Grid(heads, rows, notes=[note])
+    return TextTable(heads, rows, notes=[note])
 
 
-def barriers(run: ReportedRun) -> Grid | None:
+def barriers(run: ReportedRun) -> TextTable | None:
     """List the error barriers of linear mode connectivity."""
     rows = []
     for key, part in run.table("instability").groupby(["round", "step", "density", "batch_norm", "split"], sort=True):
@@ -111,10 +111,10 @@ def barriers(run: ReportedRun) -> Grid | None:
         "Two networks trained from the same weights with two orders of the data. Barrier: the highest error on the "
         "straight line between them − the mean of its ends."
     )
-    return Grid(heads, rows, notes=[note], tones={"stable": GOOD, "not stable": BAD})
+    return TextTable(heads, rows, notes=[note], tones={"stable": GOOD, "not stable": BAD})
 
 
-def published_results(run: ReportedRun) -> Grid | None:
+def published_results(run: ReportedRun) -> TextTable | None:
     """Compare the run with the published numbers of its experiment; None if there are none."""
     try:
         lines, notes = published.compare(run.path)
@@ -123,7 +123,7 @@ def published_results(run: ReportedRun) -> Grid | None:
     return tables.published(lines, [published.READING, *notes])
 
 
-def costs_by_branch(run: ReportedRun) -> Grid:
+def costs_by_branch(run: ReportedRun) -> TextTable:
     """Sum up steps and time, a row for each branch."""
     rows = []
     for branch, part in [*run.costs.groupby("branch", sort=False), ("all", run.costs)]:
@@ -134,10 +134,10 @@ def costs_by_branch(run: ReportedRun) -> Grid:
     num_seen = costs.total(run.path)["examples"]
     if num_seen:
         notes.append(f"In all, {num_seen:,} examples were seen, the same examples again in each epoch.")
-    return Grid(["branch", "networks", "steps", "time (s)", "time per step (ms)"], rows, notes=notes)
+    return TextTable(["branch", "networks", "steps", "time (s)", "time per step (ms)"], rows, notes=notes)
 
 
-def environment(run: ReportedRun) -> Grid:
+def environment(run: ReportedRun) -> TextTable:
     """List the data, the machine and the versions that the run was made with."""
     architecture = run.environment.get("architecture") or {}
     rows = [["network", plain({key: value for key, value in architecture.items() if key != "keras"})]]
@@ -145,10 +145,10 @@ def environment(run: ReportedRun) -> Grid:
         if key not in ("versions", "architecture", "record_sha256") and value not in (None, {}, ""):
             rows.append([_NAMES.get(key, key).replace("_", " "), plain(value)])
     rows += [[name, version] for name, version in run.environment.get("versions", {}).items()]
-    return Grid(["what", "value"], rows)
+    return TextTable(["what", "value"], rows)
 
 
-def side_by_side(runs: Sequence[ReportedRun]) -> Grid:
+def side_by_side(runs: Sequence[ReportedRun]) -> TextTable:
     """List the key facts of several runs and the settings in which they differ, a column for each run."""
     facts = [key_facts(run) for run in runs]
     names = dict.fromkeys(name for of in facts for name in of)  # one run may measure accuracy, and another a loss
@@ -159,16 +159,16 @@ def side_by_side(runs: Sequence[ReportedRun]) -> Grid:
         if len(set(values)) > 1 and key != "name":
             rows.append([key, *values])
     note = "Below the key facts: every setting in which they differ."
-    return Grid(["what", *(run.label for run in runs)], rows, notes=[note])
+    return TextTable(["what", *(run.label for run in runs)], rows, notes=[note])
 
 
-def same_rounds(runs: Sequence[ReportedRun]) -> list[Grid | str]:
+def same_rounds(runs: Sequence[ReportedRun]) -> list[TextTable | str]:
     """Compare the tickets of runs at the same densities, among those with the same data and seed; or say why not."""
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for run in runs:
         key = run.environment.get("data_sha256"), run.experiment.run.seed
         groups.setdefault(key, {})[run.label] = run.rows
-    found: list[Grid | str] = []
+    found: list[TextTable | str] = []
     for group in groups.values():
         if len(group) < 2:
             continue

@@ -17,11 +17,11 @@ import numpy as np
 from lottery import config
 from lottery.errors import LotteryError, unknown
 from lottery.formatting import listed, ranges
-from lottery.grids import Table, frame
 from lottery.runs import store
 from lottery.statistics import comparison, intervals, results
 from lottery.statistics.comparison import WITHIN
 from lottery.statistics.metric import ACCURACY, of_dense, of_tickets, transferred
+from lottery.text_tables import Table, frame
 
 SCORES = ("at", "method", "task", "replicate", "round", "density", "accuracy", "dense", "score")
 SUMMARY = (

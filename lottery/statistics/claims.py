@@ -8,12 +8,12 @@ import numpy as np
 from pydantic import Field
 
 from lottery.formatting import ends, formatted, listed, ranges, replicates
-from lottery.grids import Table
 from lottery.pruning.schedules import geometric
 from lottery.settings import Section
 from lottery.statistics import intervals, verdicts
 from lottery.statistics.metric import ACCURACY, TICKET, of_tickets
 from lottery.statistics.verdicts import LAST_PLACE
+from lottery.text_tables import Table
 
 KINDS = ("paper", "authors' code", "third party", "our own bound")
 PASS, FAIL, CANNOT_TELL, OPEN = "pass", "fail", "cannot tell", "open"

@@ -8,10 +8,10 @@ from typing import Any
 
 from lottery.errors import LotteryError
 from lottery.formatting import ranges
-from lottery.grids import Table, frame
 from lottery.runs import store
 from lottery.statistics import intervals, results, verdicts
 from lottery.statistics.metric import ACCURACY, LOSS, Metric, metric_of, of_dense, of_tickets
+from lottery.text_tables import Table, frame
 
 COLUMNS = (
     "round", "density", "run", "replicates", "accuracy", "low", "high", "difference", "difference_low",

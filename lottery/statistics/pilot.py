@@ -4,9 +4,9 @@ import math
 from typing import Any
 
 from lottery import config
-from lottery.grids import Table
 from lottery.statistics import metric, results, verdicts
 from lottery.statistics.power import num_needed
+from lottery.text_tables import Table
 
 
 def needed(lines: Table, experiment: config.Experiment, rule: verdicts.Rule, power: float, **known: Any) -> Table:

@@ -11,10 +11,10 @@ from pydantic import ValidationError
 
 from lottery import config, formatting
 from lottery.errors import LotteryError, first_wrong, unknown
-from lottery.grids import Table
 from lottery.runs import store
 from lottery.statistics import results
 from lottery.statistics.claims import CANNOT_TELL, FAIL, MISSING, OPEN, PASS, READINGS, STEP, Claim
+from lottery.text_tables import Table
 
 READING = (
     f"{PASS}: the whole 95 % interval over replicates meets the bound in brackets, which is ours; {FAIL}: none of it; "

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from lottery.grids import Table, frame
 from lottery.pruning import branches
 from lottery.runs import store
 from lottery.runs.stored import StoredRound, stored_rounds
 from lottery.statistics import intervals
 from lottery.statistics.metric import metric_of
+from lottery.text_tables import Table, frame
 
 COLUMNS = (
     "run", "replicate", "branch", "round", "density", "num_kept", "last_step", "early_stop_step",

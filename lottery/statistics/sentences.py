@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from lottery.formatting import listed, percent, replicates
-from lottery.grids import BAD, GOOD, OPEN, Table
 from lottery.pruning import mask_actions
 from lottery.statistics import verdicts
 from lottery.statistics.metric import Metric, of_dense
 from lottery.statistics.verdicts import CANNOT_TELL, MATCHING, NOT_MATCHING, WINNING, Judgement, Rule
+from lottery.text_tables import BAD, GOOD, OPEN, Table
 
 # The simulation of tests/scripts/simulate_verdicts.py gives the figures.
 ADDING = (
@@ -22,7 +22,7 @@ _HARDLY = 0.02  # of the way from the share of the most frequent class to all ex
 
 
 class Headline(NamedTuple):
-    """The verdict on a run: a sentence or two for a newcomer, and a tone of `lottery.grids`."""
+    """The verdict on a run: a sentence or two for a newcomer, and a tone of `lottery.text_tables`."""
 
     text: str
     tone: str

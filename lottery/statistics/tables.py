@@ -4,15 +4,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from lottery import formatting, grids
+from lottery import formatting, text_tables
 from lottery.formatting import number, short
-from lottery.grids import BAD, GOOD, OPEN, Grid, Table
 from lottery.statistics import verdicts
 from lottery.statistics.metric import ACCURACY, LOSS, TICKET, Metric, metric_of, of_tickets, transferred
 from lottery.statistics.published import numbered
 from lottery.statistics.verdicts import CANNOT_TELL, Judgement
+from lottery.text_tables import BAD, GOOD, OPEN, Table, TextTable
 
-Columns = dict[str, tuple[str, Callable[[Any], str]]]  # see `lottery.grids.of_rows`
+Columns = dict[str, tuple[str, Callable[[Any], str]]]  # see `lottery.text_tables.of_rows`
 
 _whole = partial(number, form=",.0f")
 _step = partial(number, form="+,.0f")
@@ -45,7 +45,7 @@ _BESIDE = {verdicts.BETTER: GOOD, verdicts.AS_GOOD: OPEN, verdicts.WORSE: BAD, C
 _PUBLISHED = {"pass": GOOD, "fail": BAD, "cannot tell": OPEN, "open": OPEN}
 
 
-def rounds(judgement: Judgement, points: Table, costs: Table | None = None, short: bool = False) -> Grid:
+def rounds(judgement: Judgement, points: Table, costs: Table | None = None, short: bool = False) -> TextTable:
     """List the tickets, a row for each round.
 
     Args:
@@ -92,11 +92,11 @@ def rounds(judgement: Judgement, points: Table, costs: Table | None = None, shor
         rows = rows.merge(means.drop(columns=["density", "num_kept"]), on="round")
         columns |= _COST_COLUMNS
         key |= _KEY_OF_COSTS
-    return grids.of_rows(rows.to_dict("records"), columns, key=key, leave_out=_LEAVE_OUT, tones=verdicts.TONES)
+    return text_tables.of_rows(rows.to_dict("records"), columns, key=key, leave_out=_LEAVE_OUT, tones=verdicts.TONES)
 
 
 def _key_of_rounds(judgement: Judgement, points: Table) -> dict[str, str]:
-    """Explain the heads and the verdicts; `grids.of_rows` leaves out what a table does not have."""
+    """Explain the heads and the verdicts; `text_tables.of_rows` leaves out what a table does not have."""
     metric, rule = judgement.metric, judgement.rule
     num = int(points["replicates"].max())
     over = "n" if points["replicates"].nunique() > 1 else num
@@ -127,7 +127,7 @@ def _key_of_rounds(judgement: Judgement, points: Table) -> dict[str, str]:
     return key
 
 
-def controls(judgement: Judgement, costs: Table | None = None, only: int | None = None) -> Grid | None:
+def controls(judgement: Judgement, costs: Table | None = None, only: int | None = None) -> TextTable | None:
     """Compare each control with the ticket, over the replicates that have both; None if there are none.
 
     Args:
@@ -175,7 +175,7 @@ def controls(judgement: Judgement, costs: Table | None = None, only: int | None 
         }
     notes = [f"{'; '.join(tests)}."] if tests else []
     leave_out = ("n", "of the ticket's", f"ticket's {metric.name}", "density")
-    return grids.of_rows(rows, columns, key=key, notes=notes, leave_out=leave_out, tones=_BESIDE)
+    return text_tables.of_rows(rows, columns, key=key, notes=notes, leave_out=leave_out, tones=_BESIDE)
 
 
 def _spent(costs: Table, row: Mapping[str, Any]) -> dict[str, float]:
@@ -185,7 +185,7 @@ def _spent(costs: Table, row: Mapping[str, Any]) -> dict[str, float]:
     return {"steps": steps, "multiply_adds": count, "share": count / whole}
 
 
-def transfers(rows: Table, points: Table) -> Grid | None:
+def transfers(rows: Table, points: Table) -> TextTable | None:
     """List the tickets that were trained on other data, from the rows of a run and `results.summary`; None if none."""
     import pandas as pd
 
@@ -211,10 +211,10 @@ def transfers(rows: Table, points: Table) -> Grid | None:
     }
     how = "the same lottery branch as before trains it"
     notes = [f"{label} has no dense network on its data; {how}." for label, found in compared.items() if found.empty]
-    return grids.of_rows(pairs.to_dict("records"), columns, key=key, notes=notes, leave_out=("±", "n"))
+    return text_tables.of_rows(pairs.to_dict("records"), columns, key=key, notes=notes, leave_out=("±", "n"))
 
 
-def compared(found: Table, first: str) -> Grid:
+def compared(found: Table, first: str) -> TextTable:
     """List several runs at the same densities, compared with the first, from `comparison.compared`."""
     metric = LOSS if LOSS.what in found else ACCURACY
     columns: Columns = {
@@ -242,10 +242,10 @@ def compared(found: Table, first: str) -> Grid:
         "pairs": "replicates that both runs have, of which the difference is the mean",
     }
     leave_out = ("n", "95 % from", "95 % to", "difference from", "difference to")
-    return grids.of_rows(found.to_dict("records"), columns, key=key, leave_out=leave_out)
+    return text_tables.of_rows(found.to_dict("records"), columns, key=key, leave_out=leave_out)
 
 
-def two_way(found: Table, measure: str, tolerance: float) -> Grid:
+def two_way(found: Table, measure: str, tolerance: float) -> TextTable:
     """List ticket − dense with both intervals, a row for each round, from `lottery.statistics.two_way.table`."""
     found = found[(found["measure"] == measure) & (found["against"] == "dense")]
     rows = found.to_dict("records")
@@ -267,10 +267,10 @@ def two_way(found: Table, measure: str, tolerance: float) -> Grid:
         verdicts.MATCHING: f"this interval is {ACCURACY.bound(tolerance)}, see --tolerance; the early-stop step is not "
         "tested here. Each verdict is on its round alone",
     }
-    return grids.of_rows(rows, columns, key=key, leave_out=("density", "over seeds"), tones=verdicts.TONES)
+    return text_tables.of_rows(rows, columns, key=key, leave_out=("density", "over seeds"), tones=verdicts.TONES)
 
 
-def aggregated(found: Table, tasks: Sequence[str]) -> Grid:
+def aggregated(found: Table, tasks: Sequence[str]) -> TextTable:
     """List methods over several tasks at each density, from `lottery.statistics.aggregates.summary`."""
     first = found["method"].iloc[0]
     num = int(found["replicates"].min())
@@ -297,10 +297,10 @@ def aggregated(found: Table, tasks: Sequence[str]) -> Grid:
     noun = "tasks" if len(tasks) > 1 else "task"
     over = f"{len(tasks)} {noun} ({', '.join(tasks)}), {formatting.replicates(num)} of each"
     notes = [f"Over {over}. Test accuracy at the early-stop step."]
-    return grids.of_rows(rows, columns, key=key, notes=notes, leave_out=[beaten])
+    return text_tables.of_rows(rows, columns, key=key, notes=notes, leave_out=[beaten])
 
 
-def published(lines: Sequence[Mapping[str, str]], notes: Iterable[str]) -> Grid:
+def published(lines: Sequence[Mapping[str, str]], notes: Iterable[str]) -> TextTable:
     """List a run beside numbers with their sources, from the results of `lottery.statistics.published.compare`."""
     numbers, rows = numbered(lines), []
     for line in lines:
@@ -308,7 +308,7 @@ def published(lines: Sequence[Mapping[str, str]], notes: Iterable[str]) -> Grid:
         stated = f"{line['stated']} ({line['bound']})"
         rows.append([line["claim"], f"{line['source']} [{place}]", stated, line["measured"], line["verdict"]])
     heads = ["claim", "source", "stated (bound)", "measured", "verdict"]
-    return Grid(heads, rows, notes=list(notes), leave_out=["stated (bound)"], tones=_PUBLISHED)
+    return TextTable(heads, rows, notes=list(notes), leave_out=["stated (bound)"], tones=_PUBLISHED)
 
 
 def _gain_ends(metric: Metric, low: str, high: str, of: str) -> Columns:

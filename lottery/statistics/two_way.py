@@ -13,12 +13,12 @@ import numpy as np
 
 from lottery.errors import LotteryError
 from lottery.formatting import ranges
-from lottery.grids import Table, frame
 from lottery.pruning import branches
 from lottery.runs import store
 from lottery.runs.stored import StoredRound, stored_rounds
 from lottery.statistics import intervals
 from lottery.statistics.verdicts import AT_THE_END, MATCHING, MEASURE, TOLERANCE, Rule
+from lottery.text_tables import Table, frame
 
 COLUMNS = (
     "measure", "round", "density", "against", "replicates", "examples", "mean", "low", "high", "verdict", "two_way_low",

@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from lottery import config, grids
+from lottery import config, text_tables
 from lottery.errors import LotteryError, unknown
-from lottery.grids import Table, frame
 from lottery.pruning import branches, fairness
 from lottery.runs import store
 from lottery.runs.stored import StoredRound
 from lottery.statistics import intervals, power
 from lottery.statistics.metric import ACCURACY, Metric, controls, metric_of, of_dense, of_tickets, scored, transferred
+from lottery.text_tables import Table, frame
 
 TOLERANCE = ACCURACY.tolerance
 MEASURE = ACCURACY.early_stop
@@ -32,7 +32,12 @@ AT_THE_END = ACCURACY.final
 DIFFERENCES = ("round", "density", "replicates", "mean", "std", "low", "high")
 WINNING, MATCHING, NOT_MATCHING, CANNOT_TELL = "winning", "matching", "not matching", "?"
 BETTER_THAN_DENSE, AT_LAST = "better than dense", "matching at the end"
-TONES = {WINNING: grids.GOOD, MATCHING: grids.GOOD, NOT_MATCHING: grids.BAD, CANNOT_TELL: grids.OPEN}
+TONES = {
+    WINNING: text_tables.GOOD,
+    MATCHING: text_tables.GOOD,
+    NOT_MATCHING: text_tables.BAD,
+    CANNOT_TELL: text_tables.OPEN,
+}
 NO_LATER, LATER = "no later", "later"
 # What a ticket is beside a control.
 BETTER, AS_GOOD, WORSE, NOT_FAIR = "better", "as good", "worse", "not fair"

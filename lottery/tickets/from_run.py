@@ -12,13 +12,13 @@ from pydantic import ValidationError
 
 from lottery import config, data, weights
 from lottery.errors import LotteryError, TicketError, unknown
-from lottery.grids import Table
 from lottery.runs import store
 from lottery.runs.stored import stored_rounds
 from lottery.settings import GIVEN
 from lottery.statistics import intervals, results, verdicts
 from lottery.statistics.metric import metric_of
 from lottery.statistics.verdicts import Judgement, Rule
+from lottery.text_tables import Table
 from lottery.tickets.ticket_file import Contents
 
 # What a round may be called, and why a run may have none.

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lottery import files, grids, masks, weights
+from lottery import files, masks, text_tables, weights
 from lottery.enforcement import HeldAt, entries, patching
 from lottery.errors import TicketError, printable
 from lottery.formatting import percent
@@ -200,18 +200,18 @@ class Ticket:
         names = {"early_stop": "early-stop step", "budget": "best within the budget of the dense network"}
         return f" to step {step:,}, the {names.get(str(at), 'end')}"
 
-    def layers(self) -> grids.Grid:
+    def layers(self) -> text_tables.TextTable:
         """List the weights with their shapes, entries that are kept, and densities."""
         rows = [
             [name, " x ".join(map(str, mask.shape)), f"{mask.sum():,}", f"{mask.size:,}", percent(mask.mean())]
             for name, mask in self.masks.items()
         ]
-        return grids.Grid(["weight", "shape", "kept", "of", "density"], rows)
+        return text_tables.TextTable(["weight", "shape", "kept", "of", "density"], rows)
 
     def _repr_html_(self) -> str:
         """Show the facts and the weights in a notebook."""
         facts = "".join(f"<b>{escape(name)}</b>: {escape(text)}<br>" for name, text in self.facts().items())
-        return f"<p>{facts}</p>{grids.html(self.layers())}"
+        return f"<p>{facts}</p>{text_tables.html(self.layers())}"
 
     def __repr__(self) -> str:
         of = self.provenance

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import lottery
-from lottery import formatting, grids
+from lottery import formatting, text_tables
 from lottery.errors import LotteryError
 
 
@@ -39,7 +39,7 @@ def test_a_notebook_shows_the_verdict_the_table_and_the_figure(small_run, tmp_pa
     assert small_run.path.name in text and text.count("<table") == text.count("<svg") == 1
     assert all(lottery.api.html.escape(sentence) in text for sentence in small_run.verdict())
     head = small_run.verdict()[0]
-    assert text.startswith(f"<p><b style='color: {grids.COLOURS['open']}'>{head}</b></p>")
+    assert text.startswith(f"<p><b style='color: {text_tables.COLOURS['open']}'>{head}</b></p>")
     assert text.index("<table") < text.index("<svg") and text.count("<tr>") == 1 + 4
     assert (
         f">{formatting.percent(small_run.table()['density'].min())}</td>" in text

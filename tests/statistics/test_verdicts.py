@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from lottery import config, grids
+from lottery import config, text_tables
 from lottery.errors import LotteryError
 from lottery.statistics import power, results, sentences, tables, verdicts
 from lottery.statistics.metric import ACCURACY, LOSS, metric_of
@@ -430,7 +430,7 @@ def test_a_lower_loss_is_better_in_words():
     assert text.startswith(
         "No winning ticket: the loss of every round is more than 2 % above that of dense. The best has "
     )
-    assert tone == grids.BAD
+    assert tone == text_tables.BAD
     alone = headline(worse[worse["replicate"] == 1], rule).text
     assert "in this one none keeps up with dense. The best has 80 % of the weights, with a test loss 9" in alone
 

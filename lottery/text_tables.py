@@ -25,7 +25,7 @@ GOOD, OPEN, BAD = "good", "open", "bad"  # tones of a text
 COLOURS = {GOOD: "#2e9e4f", OPEN: "#b8860b", BAD: "#d9534f"}
 
 
-class Grid(NamedTuple):
+class TextTable(NamedTuple):
     """A table of texts. The first column names the row."""
 
     heads: Sequence[str]
@@ -50,19 +50,19 @@ class Grid(NamedTuple):
 
 def of_rows(
     rows: Sequence[Mapping[str, Any]], columns: Mapping[str, tuple[str, Callable[[Any], str]]], **parts: Any
-) -> Grid:
+) -> TextTable:
     """Make a table of rows of values, without columns that are empty in all of them, and what explains these.
 
     Args:
         rows: One or more.
         columns: By head, the key of the values, and what formats one. What is not known (None, NaN, an infinite end of
             an interval) is empty.
-        parts: Other fields of `Grid`.
+        parts: Other fields of `TextTable`.
     """
     lines = [[_text(row[key], format) for key, format in columns.values()] for row in rows]
     places = [place for place in range(len(columns)) if any(line[place] for line in lines)]
     heads = list(columns)
-    made = Grid([heads[place] for place in places], [[line[place] for place in places] for line in lines], **parts)
+    made = TextTable([heads[place] for place in places], [[line[place] for place in places] for line in lines], **parts)
     return made._replace(key=dict(made.explained()))
 
 
@@ -71,12 +71,12 @@ def _text(value: Any, format: Callable[[Any], str]) -> str:
     return format(value) if is_known else ""
 
 
-def html(grid: Grid) -> str:
+def html(table: TextTable) -> str:
     """Write a table, its key and its notes as HTML for a notebook, in the colours of its tones."""
-    sides = ["right" if numeric else "left" for numeric in grid.numeric]
-    rows = [_row("th", grid.heads, sides, {})]
-    rows += [_row("td", row, sides, grid.tones) for row in grid.rows]
-    below = [f"{name}: {text}." for name, text in grid.explained()] + list(grid.notes)
+    sides = ["right" if numeric else "left" for numeric in table.numeric]
+    rows = [_row("th", table.heads, sides, {})]
+    rows += [_row("td", row, sides, table.tones) for row in table.rows]
+    below = [f"{name}: {text}." for name, text in table.explained()] + list(table.notes)
     notes = "<br>".join(map(escape, below))
     return f"<table>{''.join(rows)}</table>" + (f"<small>{notes}</small>" if notes else "")
 
