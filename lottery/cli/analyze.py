@@ -84,8 +84,10 @@ def connectivity(
     recompute: Annotated[
         bool, Option("--recompute-batch-norm", help="Recompute BatchNorm statistics at each point.")
     ] = False,
-    import_code: options.ImportCode = False,
+    workers: options.Workers = None,
     checkpoint_every: options.CheckpointEvery = "60s",
+    max_hours: options.MaxHours = None,
+    import_code: options.ImportCode = False,
     *,
     as_data: output.AsData,
 ) -> None:
@@ -105,7 +107,7 @@ def connectivity(
     line = Line(points, recompute)
     chosen, starts = options.numbers("--rounds", rounds), options.numbers("--steps", steps)
     with options.stoppable() as should_stop:
-        execution = session.Execution(checkpoint_every=often, should_stop=should_stop)
+        execution = session.Execution(workers, often, should_stop=should_stop, max_hours=max_hours)
         trusted = Ingredients(import_code=import_code)
         connecting.connect(run, chosen, starts, replicate, line, trusted, execution)
     analysis = ANALYSES["connectivity"]

@@ -52,6 +52,17 @@ ImportCode = Annotated[
 CheckpointEvery = Annotated[
     str, Option(metavar="60s|500steps", help="How often to save a network in training; 0s for never.")
 ]
+Workers = Annotated[
+    int | None,
+    Option(
+        min=1,
+        help="Number of networks to train at the same time; by default as many as the cores allow, if it pays off.",
+    ),
+]
+MaxHours = Annotated[
+    float | None,
+    Option(metavar="HOURS", help="Stop after this time, with exit status 75; the same command resumes."),
+]
 
 
 @dataclass(frozen=True)
@@ -87,13 +98,7 @@ class Changed:
 class Training:
     """How networks are trained."""
 
-    workers: Annotated[
-        int | None,
-        Option(
-            min=1,
-            help="Number of networks to train at the same time; by default as many as the cores allow, if it pays off.",
-        ),
-    ] = None
+    workers: Workers = None
     on: Annotated[str | None, Option(metavar="|".join(PLACES), help="Where to train; by default on this machine.")] = (
         None
     )
@@ -107,10 +112,7 @@ class Training:
         None
     )
     checkpoint_every: CheckpointEvery = "60s"
-    max_hours: Annotated[
-        float | None,
-        Option(metavar="HOURS", help="Stop after this time, with exit status 75; the same command resumes."),
-    ] = None
+    max_hours: MaxHours = None
     tensorboard: Annotated[bool, Option(help="Write event files for TensorBoard in the run's folder.")] = True
     import_code: ImportCode = False
 

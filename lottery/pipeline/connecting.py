@@ -1,21 +1,20 @@
 """Linear mode connectivity: train siblings from a run's networks, and measure the error on the path between them."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from lottery import config, progress
 from lottery.errors import LotteryError, unknown
-from lottery.pipeline import branching, interpolation, network_training, onednn, running, sibling_training
-from lottery.pipeline.interpolation import Line
-from lottery.pipeline.network_training import Training
+from lottery.executors.scheduler import Job
+from lottery.pipeline import branching, dispatch, interpolation, paths, running, sibling_training, worker
 from lottery.pipeline.prepared import Ingredients
 from lottery.pipeline.session import Execution
 from lottery.pruning import rewinding
-from lottery.runs import siblings, store
-from lottery.runs.siblings import ORDERS, PathPoint, Siblings
-from lottery.statistics.barriers import error_barrier
-from lottery.training.checkpoints import CheckpointInterval
+from lottery.runs import store
+from lottery.runs.siblings import Siblings
+from lottery.runs.store import NetworkId
 
 
 def connect(
@@ -23,7 +22,7 @@ def connect(
     rounds: Sequence[int] = (),
     steps: Sequence[int] = (),
     replicate: int | None = None,
-    line: Line = Line(),  # noqa: B008 (frozen)
+    line: interpolation.Line = interpolation.Line(),  # noqa: B008 (frozen)
     ingredients: Ingredients = Ingredients(),  # noqa: B008 (frozen)
     execution: Execution = Execution(),  # noqa: B008 (frozen)
 ) -> None:
@@ -45,7 +44,8 @@ def connect(
         replicate: All by default.
         line: The points to evaluate; a stored path with more points is kept.
         ingredients: The objects that were passed to the run.
-        execution: How to train; its workers and TensorBoard play no part.
+        execution: How to train: a worker trains two siblings, and measures the path between them. Its TensorBoard plays
+            no part.
 
     Raises:
         LotteryError: No such network is stored; rounds do not start from rewound weights; the two orders of the data
@@ -53,37 +53,30 @@ def connect(
     """
     path = Path(run)
     experiment = store.read_experiment(path)
-    alphas = line.alphas  # too few points are refused before anything is prepared
     wanted = _wanted(path, experiment, rounds, steps, replicate)
     with execution.started() as session:
         prepared = running.open_run(session.stack, path, experiment, ingredients)
-        session.note(*onednn.notes(store.read_environment(path)))
         session.stack.callback(prepared.trainer.close)
         prepared.trainer.hold()
-        recompute = None
-        if line.recompute:
-            batches = interpolation.training_batches(prepared.data)
-            recompute = interpolation.recomputed(prepared.trainer.loop.model, batches)
-            if recompute is None:
-                session.note("The network has no BatchNormalization, so there are no statistics to recompute.")
+        recomputes = line.recompute and interpolation.has_statistics(prepared.trainer.loop.model)
+        if line.recompute and not recomputes:
+            session.note("The network has no BatchNormalization, so there are no statistics to recompute.")
         sibling_training.check_networks(wanted)
-        spans = sibling_training.spans_of(wanted)
-        unmeasured = [pair for pair in wanted if not _is_measured(pair, recompute is not None, line.num_points)]
-        if not spans and not unmeasured:
+        unmeasured = [pair for pair in wanted if not paths.is_measured(pair, recomputes, line.num_points)]
+        if not unmeasured:
             session.note(f"All {len(wanted)} paths of {path} are complete.")
             return
+        spans = sibling_training.spans_of(wanted)
         if spans:
             sibling_training.check_orders(prepared)
-        evaluations = interpolation.evaluations(prepared.trainer.loop, prepared.data, experiment.train.num_steps)
-        if "train" not in evaluations:
+        if "train" not in interpolation.evaluations(prepared):
             session.note("The training data do not end within one training, so only the test error is measured.")
-        on_event = network_training.while_there(path, progress.tallied(session.on_event, spans))
-        every = execution.checkpoint_every or CheckpointInterval()
-        training = Training(siblings.folder(path), prepared, on_event, every, session.should_stop)
-        walk = functools.partial(interpolation.path, evaluations=evaluations, alphas=alphas, recompute=recompute)
-        for pair in sibling_training.trained(training, wanted):
-            if pair in unmeasured:
-                _measure(training, pair, walk, recompute is not None)
+        session = replace(session, on_event=progress.tallied(session.on_event, spans))
+        sibling_training.store_states(session, prepared, wanted)
+        pairs = {NetworkId(pair.replicate, pair.round, f"step_{pair.step}"): pair for pair in unmeasured}
+        recipe = worker.recipe(path, experiment, ingredients, execution.checkpoint_every)
+        recipe = replace(recipe, begin=functools.partial(paths.measuring, replace(line, recompute=recomputes), pairs))
+        dispatch.train({path: recipe}, [Job(path, pair) for pair in pairs], spans, session, {path: prepared})
 
 
 def _wanted(
@@ -103,27 +96,3 @@ def _wanted(
     if any(pair.pruned.record["final_test_accuracy"] is None for pair in wanted):
         raise LotteryError("The model of this run measures no accuracy, so no error barrier can be measured.")
     return wanted
-
-
-def _is_measured(pair: Siblings, recomputed: bool, num_points: int) -> bool:
-    """Check if both siblings are stored, and the path between them, with as many points or more."""
-    file = pair.path_file(recomputed)
-    if pair.missing() or not file.exists() or not siblings.record_file(file).exists():
-        return False
-    record, _ = siblings.read_path(file)
-    return record["num_points"] >= num_points and not pair.misfit(record["networks"])
-
-
-def _measure(training: Training, pair: Siblings, walk: Callable[..., list[PathPoint]], recomputed: bool) -> None:
-    """Evaluate and store the path between two siblings."""
-    trainer = training.prepared.trainer
-    first, second = (pair.network(order) for order in ORDERS)
-    trainer.set_masks(first.masks, first.weights)
-    points = walk(trainer.model, first.weights, second.weights)
-    siblings.write_path(pair.path_file(recomputed), points, pair.digests())
-    tested = [(alpha, error) for alpha, split, _, error in points if split == "test"]
-    found = error_barrier([alpha for alpha, _ in tested], [error for _, error in tested])
-    stable = "stable" if found["stable"] else "not stable"
-    where = f"Replicate {pair.replicate}, round {pair.round}, step {pair.step}"
-    barrier = f"the test-error barrier is {100 * found['barrier']:.2f} % ({stable})"
-    training.on_event(progress.Note(f"{where}: {barrier}."))

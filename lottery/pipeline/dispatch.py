@@ -61,8 +61,22 @@ def carry_out(
             key = (run, network.replicate, network.round, network.branch)
             spans[key] = network_training.steps_of(recipes[run].experiment, network)
     session = dataclasses.replace(session, on_event=progress.tallied(session.on_event, spans))
+    train(recipes, jobs, spans, session, prepared, copies, copy)
+
+
+def train(
+    recipes: Mapping[Path, Recipe],
+    jobs: Sequence[Job],
+    spans: Spans,
+    session: "Session",
+    prepared: Mapping[Path, Prepared] | None = None,
+    copies: Mapping[Job, Job] | None = None,
+    copy: Callable[[Job], None] | None = None,
+) -> None:
+    """Train networks of these spans where the session says; see `carry_out`, which finds the spans."""
     with contextlib.ExitStack() as stack:
-        executor = _executor(stack, recipes, spans, session, dict(prepared or {}))
+        num = len(jobs) - len(copies or {})
+        executor = _executor(stack, recipes, spans, num, session, dict(prepared or {}))
         if executor.max_workers != 1:  # one after the other they are trained in the order in which they are listed
             jobs = scheduler.by_priority(jobs)
         scheduler.launch(jobs, executor, session.on_event, session.should_stop, copies, copy)
@@ -72,6 +86,7 @@ def _executor(
     stack: contextlib.ExitStack,
     recipes: Mapping[Path, Recipe],
     spans: Spans,
+    num_jobs: int,
     session: "Session",
     prepared: dict[Path, Prepared],
 ) -> Executor:
@@ -86,7 +101,7 @@ def _executor(
     if workers is None:
         workers = 1 if _trains_best_alone(recipes, spans, prepared) else loky.cpu_count() // most
         hint = " (change with --workers)"
-    workers = min(workers, len(spans))
+    workers = min(workers, num_jobs)
     if workers > 1:
         each = "one thread" if most == 1 else f"{most} threads"
         session.note(f"Training {workers} networks in parallel, {each} each{hint}.")

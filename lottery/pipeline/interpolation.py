@@ -12,11 +12,12 @@ from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
 from lottery.masks import Weights
 from lottery.models.kerases import is_compiled
+from lottery.pipeline.prepared import Prepared
 from lottery.runs.siblings import PathPoint
 from lottery.statistics.barriers import error_barrier
 from lottery.training import mirrored
 from lottery.training.examples import scaler
-from lottery.training.loop import Loop, evaluations_of
+from lottery.training.loop import evaluations_of
 from lottery.training.records import Logs, accuracy_among
 
 # BatchNormalization statistics are recomputed from at most this number of examples, in batches of this size.
@@ -35,11 +36,14 @@ class Line:
     num_points: int = 30
     recompute: bool = False
 
-    @property
-    def alphas(self) -> np.ndarray:
-        """The places of the points, from 0 to 1; a `LotteryError` if there is none between the ends."""
+    def __post_init__(self) -> None:
+        """Refuse a line without a point between its ends."""
         if self.num_points < 3:
             raise LotteryError(f"num_points must be 3 or more, including the two ends, not {self.num_points}.")
+
+    @property
+    def alphas(self) -> np.ndarray:
+        """The places of the points, from 0 to 1."""
         return np.linspace(0, 1, self.num_points)
 
 
@@ -147,8 +151,7 @@ def recomputed(model: Any, batches: Callable[[], Iterable[Any]]) -> Callable[[],
     """
     import tensorflow as tf
 
-    needed = {"momentum", "moving_mean", "moving_variance"}
-    layers = [layer for layer in weights.all_layers(model) if layer.trainable and needed <= {*dir(layer)}]
+    layers = _with_statistics(model)
     if not layers:
         return None
     moving = [variable for layer in layers for variable in (layer.moving_mean, layer.moving_variance)]
@@ -172,6 +175,11 @@ def recomputed(model: Any, batches: Callable[[], Iterable[Any]]) -> Callable[[],
             variable.assign((sum(values, np.zeros(())) / len(values)).astype(variable.numpy().dtype))
 
     return measure
+
+
+def has_statistics(model: Any) -> bool:
+    """Check if a model has BatchNormalization layers whose statistics `recomputed` measures."""
+    return bool(_with_statistics(model))
 
 
 def training_batches(data: Splits | Streams) -> Callable[[], Iterator[Any]]:
@@ -199,15 +207,22 @@ def training_batches(data: Splits | Streams) -> Callable[[], Iterator[Any]]:
     return batches
 
 
-def evaluations(loop: Loop, data: Splits | Streams, most: int) -> dict[str, Callable[[], Logs]]:
+def evaluations(prepared: Prepared) -> dict[str, Callable[[], Logs]]:
     """Make the functions that `path` takes, by split: train and test, or test alone if training data do not end.
 
-    A data set of unknown length counts as endless if it has more than `most` batches.
+    A data set of unknown length counts as endless if it has more batches than a training has steps.
     """
+    loop, data = prepared.trainer.loop, prepared.data
     found = {"test": loop.evaluations["test"]}
-    if isinstance(data, Splits) or _is_finite(data.train(), most):
+    if isinstance(data, Splits) or _is_finite(data.train(), prepared.experiment.train.num_steps):
         found = {**evaluations_of(loop.model, data, ("train",), loop.examined.test_logs), **found}
     return found
+
+
+def _with_statistics(model: Any) -> list[Any]:
+    """List the layers that are trained and have the statistics of batches."""
+    needed = {"momentum", "moving_mean", "moving_variance"}
+    return [layer for layer in weights.all_layers(model) if layer.trainable and needed <= {*dir(layer)}]
 
 
 def _drawn(num_examples: int) -> Sequence[np.ndarray]:

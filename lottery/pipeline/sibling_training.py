@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,26 +13,31 @@ from lottery.errors import LotteryError
 from lottery.pipeline import network_training
 from lottery.pipeline.network_training import Training, Watch
 from lottery.pipeline.prepared import Prepared
+from lottery.pipeline.session import Session
 from lottery.runs import siblings, store
 from lottery.runs.siblings import ORDERS, Siblings
 from lottery.runs.store import NetworkId
 from lottery.runs.stored import StoredRound
+from lottery.training.checkpoints import CheckpointInterval
 from lottery.training.records import Span
 
 
-def trained(training: Training, wanted: Sequence[Siblings]) -> Iterator[Siblings]:
-    """Yield all siblings, each pair when both are stored; what is missing is trained, into the folder of siblings.
-
-    The pairs that are `wanted` come by replicate.
-    """
+def store_states(session: Session, prepared: Prepared, wanted: Sequence[Siblings]) -> None:
+    """Store the states that siblings start from, where they are missing, by training dense networks again."""
+    run = wanted[0].run
+    on_event = network_training.while_there(run, session.on_event)
+    every = session.execution.checkpoint_every or CheckpointInterval()
+    training = Training(siblings.folder(run), prepared, on_event, every, session.should_stop)
     for own in _by_replicate(wanted):
         if _missing_steps(own):
             _store_states(training, own)
             check_networks(own)
-        for pair in own:
-            for order in pair.missing():
-                _train(training, pair, order)
-            yield pair
+
+
+def train_pair(training: Training, pair: Siblings) -> None:
+    """Train the siblings of a pair that are missing, into the folder of siblings; their state is stored."""
+    for order in pair.missing():
+        _train(training, pair, order)
 
 
 def check_orders(prepared: Prepared) -> None:

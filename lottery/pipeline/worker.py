@@ -1,11 +1,12 @@
 """A process that trains networks of runs: made from plain data and the caller's functions, it may run elsewhere."""
 
 import dataclasses
+import functools
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lottery import config, interrupts, progress
 from lottery.errors import LotteryError
@@ -15,9 +16,12 @@ from lottery.pipeline.network_training import Training
 from lottery.pipeline.prepared import Ingredients, Prepared
 from lottery.pruning import branches
 from lottery.runs import store
+from lottery.runs.store import NetworkId
 from lottery.training.checkpoints import CheckpointInterval
 
 MOST_OPEN = 3  # runs, each with its model and its data in memory
+
+TrainNetwork = Callable[[NetworkId], None]
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,8 @@ class Recipe:
     data_sha256: str
     ingredients: Ingredients = field(default_factory=Ingredients)
     branch: branches.BranchFunction | None = None  # if it is not one of `branches.BRANCHES`
+    # Makes the function that trains networks which are neither rounds nor branches, with the run that is open.
+    begin: Callable[[Training], TrainNetwork] | None = None
     details: Mapping[str, Any] | None = None  # entries to add to the records of branches
     every: CheckpointInterval | None = None
     states: tuple[int, ...] = ()  # steps of the dense network at which other runs of a sweep need its state
@@ -50,6 +56,13 @@ def recipe(
     return Recipe(path, experiment, num_threads, data_sha256, ingredients, every=every, states=states)
 
 
+class Open(NamedTuple):
+    """A run that is open for training, and the function that trains its networks."""
+
+    training: Training
+    train: TrainNetwork
+
+
 @dataclass
 class Worker:
     """A process that trains networks; it holds the models and data of the runs that it trained last."""
@@ -58,7 +71,7 @@ class Worker:
     on_event: progress.OnEvent
     should_stop: interrupts.ShouldStop
     prepared: dict[Path, Prepared] = field(default_factory=dict)
-    _open: dict[Path, Training] = field(default_factory=dict)
+    _open: dict[Path, Open] = field(default_factory=dict)
 
     def train(self, job: Job) -> None:
         """Train one network of a run, unless it is stored; see `network_training.train_network` for errors."""
@@ -66,22 +79,17 @@ class Worker:
         store.check_there(recipe.path)
         if store.is_stored(recipe.path, *network):
             return
-        training = self._training(recipe, network.replicate)
-        if network.branch == store.TICKET:
-            rounds.train_chain(training, network.replicate, network.round)
-        else:
-            branch = recipe.branch or branches.BRANCHES[network.branch].function
-            branch_training.train_branch(training, network, branch, recipe.details)
+        self._opened(recipe, network.replicate).train(network)
 
     def close(self) -> None:
         """Stop enforcing masks."""
         while self._open:
             self._close_first()
 
-    def _training(self, recipe: Recipe, replicate: int) -> Training:
+    def _opened(self, recipe: Recipe, replicate: int) -> Open:
         """Return a run that is open for training; of several, the one that was used longest ago is closed."""
-        training = self._open.pop(recipe.path, None)
-        if training is None:
+        opened = self._open.pop(recipe.path, None)
+        if opened is None:
             while len(self._open) >= MOST_OPEN:
                 self._close_first()
             recorded = store.read_environment(recipe.path)
@@ -98,11 +106,13 @@ class Worker:
             on_event = network_training.while_there(recipe.path, self.on_event)
             every = recipe.every or CheckpointInterval()
             training = Training(recipe.path, prepared, on_event, every, self.should_stop, recipe.states)
-        self._open[recipe.path] = training  # the last that would be closed
-        return training
+            begin = recipe.begin or functools.partial(_rounds_and_branches, recipe)
+            opened = Open(training, begin(training))
+        self._open[recipe.path] = opened  # the last that would be closed
+        return opened
 
     def _close_first(self) -> None:
-        self._open.pop(next(iter(self._open))).prepared.trainer.close()
+        self._open.pop(next(iter(self._open))).training.prepared.trainer.close()
 
 
 def trainer(
@@ -110,6 +120,19 @@ def trainer(
 ) -> Callable[[Job], None]:
     """Make a function that trains one network in this process; see `lottery.executors.scheduler.Initializer`."""
     return Worker(recipes, on_event, should_stop).train
+
+
+def _rounds_and_branches(recipe: Recipe, training: Training) -> TrainNetwork:
+    """Make the function that trains a round of a run, or a branch from it."""
+
+    def train(network: NetworkId) -> None:
+        if network.branch == store.TICKET:
+            rounds.train_chain(training, network.replicate, network.round)
+        else:
+            branch = recipe.branch or branches.BRANCHES[network.branch].function
+            branch_training.train_branch(training, network, branch, recipe.details)
+
+    return train
 
 
 def _prepared(recipe: Recipe, replicate: int) -> Prepared:

@@ -334,6 +334,21 @@ def test_an_interrupted_call_goes_on_and_a_second_one_trains_nothing(connected, 
     assert at["stored"] != at["recomputed"] and is_right(copied) == []
 
 
+def test_two_workers_store_what_one_stores(tmp_path):
+    """Processes train siblings of the digits, a built-in network and data set that they make anew."""
+    tables = {**TABLES, "data": {"name": "digits", "validation": 137}, "run": {"num_replicates": 1}}
+    run = lottery.run(tables, out=tmp_path / "one", tensorboard=False, on_event=quietly)
+    other = lottery.load(shutil.copytree(run.path, tmp_path / "two" / run.path.name))
+    line = interpolation.Line(POINTS)
+    connecting.connect(run.path, steps=[0, K], line=line, execution=Execution(on_event=quietly))
+    said = []
+    connecting.connect(other.path, steps=[0, K], line=line, execution=Execution(workers=2, on_event=said.append))
+    assert stored(run.path / "connectivity") == stored(other.path / "connectivity") and is_right(other) == []
+    done = [(event.done, event.total) for event in said if isinstance(event, progress.Step)]
+    assert done == sorted(done) and done[-1][0] <= done[-1][1] == K + 2 * (40 + 2 * (40 - K))
+    assert sum("the test-error barrier is" in event.text for event in said if isinstance(event, progress.Note)) == 4
+
+
 def tamper(run, what):
     folder = pair_of(run, 1, 1).network(2).folder
     path = pair_of(run, 1, 1).path_file()
