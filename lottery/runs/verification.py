@@ -378,7 +378,7 @@ def _wrong_branch(stored: StoredRound, again: Recomputation | None) -> Iterator[
     recorded = [(change["step"], change["num_kept"]) for change in stored.record.get("mask_changes", ())]
     if recorded != [(step, sum(counts.values())) for step, counts in changes]:
         yield f"The changes of its masks are not those of {name}."
-    if sum(masks.num_kept(kept).values()) != sum(masks.num_kept(ticket.masks).values()):
+    if masks.total_kept(kept) != masks.total_kept(ticket.masks):
         yield "It does not keep as many entries as the ticket."
     if "masks" not in known.needs_model and any(np.any(made.kept[each] != kept[each]) for each in kept):
         yield f"Its masks differ from those of {name}."

@@ -56,7 +56,7 @@ class Ticket:
     @property
     def num_kept(self) -> int:
         """Number of weights that are kept."""
-        return sum(masks.num_kept(self.masks).values())
+        return masks.total_kept(self.masks)
 
     @property
     def held_at(self) -> dict[str, np.ndarray] | None:

@@ -17,7 +17,7 @@ from safetensors.numpy import save as format_arrays
 from lottery import files
 from lottery.errors import LotteryError, TicketError, first_wrong
 from lottery.files import MOST_RECORD, check_nesting
-from lottery.masks import Masks, density, leaks, num_kept
+from lottery.masks import Masks, density, leaks, total_kept
 from lottery.settings import Schema
 
 FORMAT, WITH_HELD = 1, 2  # the second also has the values of masked entries, for a ticket where some are not zero
@@ -85,7 +85,7 @@ def pack(contents: Contents) -> bytes:
         "format": WITH_HELD if with_held else FORMAT,
         "lottery": metadata.version("lottery"),
         "density": density(masks),
-        "num_kept": sum(num_kept(masks).values()),
+        "num_kept": total_kept(masks),
         "variables": {
             name: {"shape": list(value.shape), "dtype": value.dtype.name, "masked": name in masks}
             for name, value in contents.weights.items()
@@ -138,7 +138,7 @@ def _unpacked(content: bytes) -> Contents:
             raise TicketError(f"the checksum of {name} is wrong.")
     masked = {name: variable.shape for name, variable in record.variables.items() if variable.masked}
     masks = {name: _mask(name, shape, tensors) for name, shape in masked.items()}
-    if record.num_kept != sum(num_kept(masks).values()) or record.density != density(masks):
+    if record.num_kept != total_kept(masks) or record.density != density(masks):
         raise TicketError("its density does not agree with its masks.")
     has_trained = any(name.startswith("trained/") for name in tensors)
     about = {key: loaded[key] for key in ("architecture", "metrics", "provenance")}
