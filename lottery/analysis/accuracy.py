@@ -192,10 +192,11 @@ def _branches(rows: Table, measure: str, interval: str) -> tuple[dict[str, style
     rows = rows[~transferred(rows)]  # measured on other data
     style.check(rows)
     points = style.spread(rows, ("branch", "round"), measure, interval)
-    names = list(dict.fromkeys(rows["branch"]))
-    if len(names) > (most := len(style.STYLES)):
-        raise LotteryError(f"A plot shows at most {most} branches, not {len(names)}. Select some rows.")
-    return style.by_name(names), points
+    chains = style.by_name(rows["branch"])
+    most = len(style.STYLES)
+    if len(chains) > most:
+        raise LotteryError(f"A plot shows at most {most} branches, not {len(chains)}. Select some rows.")
+    return chains, points
 
 
 ACCURACY = Analysis(

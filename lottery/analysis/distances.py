@@ -69,7 +69,7 @@ def figure(table: Table, ax: Any = None, measure: str = "relative_distance") -> 
     """
     points = _points(table, measure)
     ax = style.new_or(ax)
-    for weight, look in style.by_name(list(dict.fromkeys(table["weight"]))).items():
+    for weight, look in style.by_name(table["weight"]).items():
         part = points[points["weight"] == weight]
         label = "all weights" if weight == ALL else weight
         style.bars(ax, part["density"], part, look, label, first=weight == ALL)

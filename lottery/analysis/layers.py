@@ -94,12 +94,12 @@ def figure(table: Table, ax: Any = None, branch: str = store.TICKET) -> Any:
     ax.plot(network.index, network, label="the network", **look)
     ax.set_yscale("log", nonpositive="clip")
     # Each line is thinner than the one before and beside it, so that equal densities do not hide each other.
-    weights = list(dict.fromkeys(part["weight"]))
-    thickest, thinnest = (3, 0.8) if len(weights) <= len(style.STYLES) else (1, 1)
-    widths = np.linspace(thickest, thinnest, len(weights))
+    looks = style.by_name(part["weight"])
+    thickest, thinnest = (3, 0.8) if len(looks) <= len(style.STYLES) else (1, 1)
+    widths = np.linspace(thickest, thinnest, len(looks))
     floor = min(points[points["mean"] > 0]["mean"].min(), network.min())
     ax.set_ylim(floor / (2 if part["collapsed"].any() else 1.15), 1.15)
-    for place, (weight, look) in enumerate(style.by_name(weights).items()):
+    for place, (weight, look) in enumerate(looks.items()):
         line = points[points["weight"] == weight]
         left = line[line["mean"] > 0]
         drawn = style.bars(ax, left["round"], left, look, weight).lines[0]

@@ -31,7 +31,7 @@ def figure(found: Table, ax: Any = None) -> Any:
         there = ", ".join(f"{density:.4g}" for density in densities)
         raise LotteryError(f"A performance profile shows one density, not {there}. Choose a density.")
     ax = style.new_or(ax)
-    for method, (color, _, line) in style.by_name(list(dict.fromkeys(found["method"]))).items():
+    for method, (color, _, line) in style.by_name(found["method"]).items():
         part = found[found["method"] == method]
         ax.step(
             part["threshold"], part["fraction"], where="post", label=method, color=color, linestyle=line,

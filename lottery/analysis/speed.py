@@ -17,7 +17,7 @@ def figure(rows: Table, ax: Any = None, interval: str = "range", labels: Mapping
     with its last step, so the mean is a lower bound.
     """
     points = _points(rows, interval)
-    looks = style.by_name(list(dict.fromkeys(rows["branch"])))
+    looks = style.by_name(rows["branch"])
     drawn = {branch: look for branch, look in looks.items() if (points["branch"] == branch).any()}
     ax = style.new_or(ax)
     style.reference(ax, 1)

@@ -48,10 +48,11 @@ def in_order(num: int) -> list[BranchStyle]:
     return [(color, STYLES[at % several][1], STYLES[at % (several - 1)][2]) for at, color in enumerate(colors)]
 
 
-def by_name(names: Sequence[str]) -> dict[str, BranchStyle]:
-    """Return a style for each name: from `STYLES` if they are enough, otherwise from `in_order`."""
-    styles = STYLES if len(names) <= len(STYLES) else in_order(len(names))
-    return dict(zip(names, styles, strict=False))
+def by_name(names: Iterable[str]) -> dict[str, BranchStyle]:
+    """Return a style for each name that occurs: from `STYLES` if they are enough, otherwise from `in_order`."""
+    different = dict.fromkeys(names)
+    styles = STYLES if len(different) <= len(STYLES) else in_order(len(different))
+    return dict(zip(different, styles, strict=False))
 
 
 def new_or(ax: Any) -> Any:
