@@ -154,7 +154,7 @@ def _instability_caption(barriers: Table, over: str = "density", batch_norm: str
     _, spread = _barriers_over(barriers, over, batch_norm)
     what = f"Error barrier between two networks that were trained from the same step, against {over}; below the"
     of = style.replicates(spread, "bars")
-    return f"{what} dotted line a pair is called stable. {of}{_remark(_selected(barriers, None, batch_norm))}"
+    return f"{what} dotted line a pair is called stable. {of}{_remark(_selected(barriers, batch_norm))}"
 
 
 _DASHES = {"test": "-", "train": "--"}
@@ -172,7 +172,9 @@ def _chosen(
     batch_norm: str | None = None,
 ) -> Table:
     """Return the points of the paths that `barrier` draws."""
-    part = _selected(points, split, batch_norm)
+    part = _selected(points, batch_norm)
+    if split is not None:
+        part = style.only(part, "split", split)
     part = style.of_rounds(part, rounds, style.MOST // part["split"].nunique())
     return style.of_rounds(part, steps, 3, "step")
 
@@ -182,15 +184,14 @@ def _barriers_over(barriers: Table, over: str, batch_norm: str | None) -> tuple[
     if over not in ("density", "step"):
         raise unknown("The x axis of an instability", over, ("density", "step"))
     line, x = ("step", "round") if over == "density" else ("round", "step")
-    part = style.of_rounds(_selected(barriers, None, batch_norm), None, column=line)
+    part = style.of_rounds(_selected(barriers, batch_norm), None, column=line)
     return line, style.spread(part, (line, "split", x), "barrier")
 
 
-def _selected(table: Table, split: str | None, batch_norm: str | None) -> Table:
+def _selected(table: Table, batch_norm: str | None) -> Table:
     style.check(table, NO_PATH)
     usual = STORED if STORED in set(table["batch_norm"]) else RECOMPUTED
-    part = style.only(table, "batch_norm", usual if batch_norm is None else batch_norm)
-    return part if split is None else style.only(part, "split", split)
+    return style.only(table, "batch_norm", usual if batch_norm is None else batch_norm)
 
 
 def _remark(part: Table) -> str:
@@ -264,7 +265,7 @@ def _stored_barriers(run: Path) -> Table:
 def _barrier_height(
     points: Table, width: float, rounds: Iterable[int] | None = None, batch_norm: str | None = None, **options: Any
 ) -> float:
-    num = style.of_rounds(_selected(points, None, batch_norm), rounds)["round"].nunique()
+    num = style.of_rounds(_selected(points, batch_norm), rounds)["round"].nunique()
     across, down = layout.grid(num, width)
     return min(max(0.85 * width / across, 0.32 * width), 0.5 * width) * down + style.letters(2)
 
