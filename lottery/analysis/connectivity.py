@@ -11,7 +11,7 @@ import numpy as np
 from lottery.errors import unknown
 from lottery.figures import layout, style
 from lottery.figures.record import Analysis
-from lottery.formatting import ends, percent
+from lottery.formatting import ends, percent, replicates
 from lottery.runs import siblings, store
 from lottery.runs.siblings import RECOMPUTED, STORED
 from lottery.statistics import intervals
@@ -220,7 +220,7 @@ def _means(part: Table, confidence: float) -> list[dict[str, Any]]:
     for (index, step), group in part.groupby(["round", "step"]):
         density = group["density"].mean()
         mean, low, high = intervals.mean_interval(group["barrier"].tolist(), confidence)
-        text = f"{len(group)} replicate{'s' if len(group) > 1 else ''}"
+        text = replicates(len(group))
         if math.isfinite(low):
             text += f", {100 * confidence:g} % interval {ends(100 * low, 100 * high, '.2f')} %"
             if low < STABLE <= high:
