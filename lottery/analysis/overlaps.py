@@ -55,7 +55,7 @@ def matched_chance(first: Masks, other: Masks, num_draws: int = 3, seed: int = 0
     draws = []
     for _ in range(num_draws):
         mine, theirs = _drawn(first, random), _drawn(other, random)
-        draws.append(_by_weight(mine, matching.matched(mine, theirs)[0]))
+        draws.append(_matched_overlaps(mine, theirs))
     return {name: sum(draw[name] for draw in draws) / num_draws for name in draws[0]}
 
 
@@ -86,12 +86,12 @@ def table(runs: Path | str | Sequence[Path | str], round: int, matched: bool = F
     for (first, mine), (other, theirs) in itertools.combinations(found.items(), 2):
         after, expected = {}, {}
         if matched:
-            after = _by_weight(mine, matching.matched(mine, theirs)[0])
+            after = _matched_overlaps(mine, theirs)
             counts = tuple(tuple(masks.num_kept(kept).values()) for kept in (mine, theirs))
             if counts not in chances:
                 chances[counts] = matched_chance(mine, theirs)
             expected = chances[counts]
-        for name, (own, others) in {ALL: (mine, theirs), **_by_name(mine, theirs)}.items():
+        for name, (own, others) in _parts(mine, theirs).items():
             densities = masks.density(own), masks.density(others)
             raised = after.get(name, math.nan), expected.get(name, math.nan)
             rows.append((first, other, round, *densities, name, iou(own, others), chance(own, others), *raised))
@@ -206,12 +206,16 @@ def _shapes(kept: Masks) -> dict[str, tuple[int, ...]]:
     return {name: mask.shape for name, mask in kept.items()}
 
 
-def _by_name(first: Masks, other: Masks) -> dict[str, tuple[Masks, Masks]]:
-    return {name: ({name: first[name]}, {name: other[name]}) for name in first}
+def _parts(first: Masks, other: Masks) -> dict[str, tuple[Masks, Masks]]:
+    """Pair the masks of all weights together, and then those of each weight."""
+    by_name = {name: ({name: first[name]}, {name: other[name]}) for name in first}
+    return {ALL: (first, other), **by_name}
 
 
-def _by_weight(first: Masks, other: Masks) -> dict[str, float]:
-    return {ALL: iou(first, other), **{name: iou(*pair) for name, pair in _by_name(first, other).items()}}
+def _matched_overlaps(first: Masks, other: Masks) -> dict[str, float]:
+    """Match hidden units, and compute the overlap of all weights together and of each weight."""
+    reordered, _ = matching.matched(first, other)
+    return {name: iou(*pair) for name, pair in _parts(first, reordered).items()}
 
 
 def _counts(first: Masks | np.ndarray, other: Masks | np.ndarray) -> list[tuple[int, int, int, int]]:
