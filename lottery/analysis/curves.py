@@ -28,7 +28,6 @@ def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
 
 
 _SETTLED = 0.05  # of the steps; the losses before it are far from all later ones
-_MOST = 40
 
 
 class Shown(TypedDict, total=False):
@@ -91,7 +90,7 @@ def _lines(
     branch: str = store.TICKET,
     *,
     full: bool = False,
-    most: int = _MOST,
+    most: int = 40,
 ) -> _Lines:
     if measure not in ("accuracy", "loss"):
         raise unknown("The measure to plot", measure, ("accuracy", "loss"))

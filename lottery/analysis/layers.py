@@ -164,7 +164,8 @@ def degrees_figure(
     fewest = lines["degree"].min()
     least = lines[lines["degree"] > 0]["degree"].min()  # NaN if nothing is left
     if most >= 10 * least:
-        ax.set_xscale("symlog", linthresh=least, linscale=_LINEAR)
+        # A quarter of a tenfold for the part from 0 to the fewest entries, where nothing happens.
+        ax.set_xscale("symlog", linthresh=least, linscale=0.25)
         ax.xaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=least, subs=(1, 2, 5)))
         style.plain(ax.xaxis)
     else:
@@ -183,8 +184,6 @@ def _degrees_caption(
     what = f"Fraction of the {of} of {weight} with at most so many kept entries that {entries}."
     return f"{what} {style.replicates(_cumulative(lines), 'band')}"
 
-
-_LINEAR = 0.25  # of a tenfold on the axis: the part from 0 to the fewest entries, where nothing happens
 
 # The entries of each side of a weight, and whose they are.
 _SIDES = {"in": ("come into a unit", "units"), "out": ("leave an input", "inputs")}

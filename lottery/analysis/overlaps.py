@@ -128,7 +128,7 @@ def overlap(overlaps: Table, ax: Any = None, weight: str = ALL, matched: bool = 
             cells[pair] = row[value] - row[random]
             texts[pair] = f"{row[value]:.3f}\n({row[random]:.3f})"
     ax = style.new_or(ax)
-    largest = np.abs(cells[np.isfinite(cells)]).max(initial=_LEAST)
+    largest = np.abs(cells[np.isfinite(cells)]).max(initial=0.01)  # differences of a few entries stay pale
     shown = ax.imshow(
         np.ma.masked_invalid(cells), cmap="RdBu", vmin=-largest, vmax=largest, interpolation="none", aspect="auto"
     )
@@ -147,9 +147,6 @@ def overlap(overlaps: Table, ax: Any = None, weight: str = ALL, matched: bool = 
     ax.figure.colorbar(shown, ax=ax, panchor=False, label=f"overlap − chance (in brackets){units}")
     ax.spines[:].set_visible(True)
     return ax
-
-
-_LEAST = 0.01  # the end of the colours, so that differences of a few entries stay pale
 
 
 def _caption(overlaps: Table, weight: str = ALL, matched: bool = False) -> str:

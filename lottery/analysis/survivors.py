@@ -74,13 +74,10 @@ def _caption(survivors: Table, weight: str | None = None, rounds: Iterable[int] 
     return f"Distribution of the start weights of {weight} that survive. {style.replicates(points, 'band')}"
 
 
-_MOST = 3  # rounds by default: more distributions on top of each other cannot be read
-
-
 def _points(survivors: Table, weight: str | None, rounds: Iterable[int] | None) -> tuple[Table, str, float]:
     """Return the mean probability density of each round and bin of a weight, its name, and the end of the last bin."""
     part, weight = style.of_weight(survivors, weight)
-    part = _merged(style.of_rounds(part, rounds, _MOST))
+    part = _merged(style.of_rounds(part, rounds, most=3))  # more, on top of each other, cannot be read
     kept = part.groupby(["replicate", "round"])["count"].transform("sum")
     # A round that keeps nothing has no density.
     probability = part["count"] / kept.where(kept > 0) / (part["high"] - part["low"])
