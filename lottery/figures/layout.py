@@ -51,11 +51,12 @@ def finish(
     """
     ax.grid(alpha=0.25, linewidth=style.thick(0.6))
     handles, labels = ax.get_legend_handles_labels()
-    entries = [((named or {}).get(label, handle), label) for handle, label in zip(handles, labels, strict=True)]
+    handles = [(named or {}).get(label, handle) for handle, label in zip(handles, labels, strict=True)]
     if points["replicates"].max() > 1:
         kind = style.INTERVALS[interval].removesuffix(" for the mean")
-        entries.append((glyph(shape), f"{kind}, n = {style.counted(points)[1]}"))
-    _place(ax, [handle for handle, _ in entries], [label for _, label in entries], above)
+        handles.append(glyph(shape))
+        labels.append(f"{kind}, n = {style.counted(points)[1]}")
+    _place(ax, handles, labels, above)
     return ax
 
 
