@@ -80,8 +80,7 @@ def _density(line: dict[str, Any] | None) -> str:
 
 def by_weight(run: ReportedRun) -> TextTable:
     """Describe the layers: a row for each weight in each of some rounds."""
-    table = of_tickets(run.table("layers"))
-    table = table[table["round"].isin(style.chosen(table["round"], style.MOST))]
+    table = style.of_rounds(of_tickets(run.table("layers")), None)
     columns = ["density", "weight_density", "kept", "size", "dead_inputs", "inputs", "dead_units", "units"]
     rows = []
     for name, part in table.groupby("weight", sort=False):
