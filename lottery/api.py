@@ -192,11 +192,9 @@ class Run:
         head = sentences.headline(judgement)
         points = results.summary(rows)
         parts = [f"<p><b style='color: {text_tables.COLOURS[head.tone]}'>{html.escape(head.text)}</b></p>", path]
-        if (points["branch"] == store.TICKET).any():
-            parts.append(text_tables.html(tables.rounds(judgement, points, short=True)))
-        controls = tables.controls(judgement)
-        if controls:
-            parts.append(text_tables.html(controls))
+        for table in (tables.rounds(judgement, points, short=True), tables.controls(judgement)):
+            if table:
+                parts.append(text_tables.html(table))
         parts.append(plots.svg(rows))
         return "".join(parts + [f"<p>{html.escape(limit)}</p>" for limit in sentences.limits(judgement)])
 

@@ -94,10 +94,9 @@ def show_run(run: Path, rows: Any, tolerance: float | None, round: int | None = 
     headline(judgement)
     points = results.summary(rows)
     points = points if round is None else points[points["round"] == round]
-    has_tickets = (points["branch"] == metric.TICKET).any()
     spent = costs.table(run) if metric.has_alternative(points) else None
     shown = [
-        tables.rounds(judgement, points, short=not long) if has_tickets else None,
+        tables.rounds(judgement, points, short=not long),
         tables.controls(judgement, spent, round),
         tables.transfers(rows, points),
     ]

@@ -45,17 +45,19 @@ _BESIDE = {verdicts.BETTER: GOOD, verdicts.AS_GOOD: OPEN, verdicts.WORSE: BAD, C
 _PUBLISHED = {"pass": GOOD, "fail": BAD, "cannot tell": OPEN, "open": OPEN}
 
 
-def rounds(judgement: Judgement, points: Table, costs: Table | None = None, short: bool = False) -> TextTable:
-    """List the tickets, a row for each round.
+def rounds(judgement: Judgement, points: Table, costs: Table | None = None, short: bool = False) -> TextTable | None:
+    """List the tickets, a row for each round; None if there are none.
 
     Args:
         judgement: Of the run.
-        points: The table of `lottery.statistics.results.summary`, with at least one ticket.
+        points: The table of `lottery.statistics.results.summary`.
         costs: The table of `lottery.analysis.costs.table`, to list costs and early-stop steps beside dense, too.
         short: Leave out all but what was found.
     """
     metric = judgement.metric
     points = of_tickets(points)
+    if points.empty:
+        return None
     rows = points.merge(judgement.rounds.drop(columns=["density", "replicates"]), on="round", how="left")
     rows = rows.fillna({"early_stop": "", "verdict": "", "special": "", "final_verdict": ""})
     steps = rows["early_stop_step_mean"].map("{:,.0f}".format)
