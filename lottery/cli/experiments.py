@@ -90,10 +90,10 @@ class Power:
         from lottery.statistics import pilot, results, verdicts
         from lottery.statistics.metric import ACCURACY, metric_of
 
-        metric = ACCURACY if self.pilot is None else metric_of(results.table(self.pilot))
-        rule = verdicts.rule_for(planned, self.tolerance, metric)
         if self.std is None and self.pilot is None:
             return rows, ["--std NUMBER or --from RUN also says how many replicates the verdicts need."]
+        metric = ACCURACY if self.pilot is None else metric_of(results.table(self.pilot))
+        rule = verdicts.rule_for(planned, self.tolerance, metric)
         difference = self.difference
         if difference is None and self.pilot is None:
             difference = 0.0
