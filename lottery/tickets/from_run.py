@@ -16,7 +16,7 @@ from lottery.runs import store
 from lottery.runs.stored import stored_rounds
 from lottery.settings import GIVEN
 from lottery.statistics import intervals, results, verdicts
-from lottery.statistics.metric import metric_of
+from lottery.statistics.metric import metric_of, of_tickets
 from lottery.statistics.verdicts import Judgement, Rule
 from lottery.text_tables import Table
 from lottery.tickets.ticket_file import Contents
@@ -90,7 +90,7 @@ def pick(rows: Table, round: int | str | None = None, density: float | None = No
     The density is the nearest in ratio. ``"best"`` is by the validation accuracy at the early-stop step, the sparsest
     of equals; it and ``"smallest_matching"`` are among the rounds that all replicates have.
     """
-    tickets = rows[rows["branch"] == store.TICKET]
+    tickets = of_tickets(rows)
     stored = dict(tickets[tickets["replicate"] == replicate][["round", "density"]].itertuples(index=False, name=None))
     if not stored:
         there = sorted({int(number) for number in tickets["replicate"]})
@@ -178,7 +178,7 @@ def _local_settings(provenance: Mapping[str, Any], path: str) -> data.Data:
 
 def _chosen(rows: Table) -> dict[str, int | None]:
     """Find the round that each of `CHOICES` means, among those that all replicates have."""
-    tickets = rows[rows["branch"] == store.TICKET]
+    tickets = of_tickets(rows)
     counts = tickets.groupby("round")["replicate"].nunique()
     tickets = tickets[tickets["round"].isin(counts[counts == tickets["replicate"].nunique()].index)]
     metric = metric_of(tickets)
