@@ -141,10 +141,8 @@ def opened(path: Path, model: Any) -> Opened:
         interpreter.invoke()
         return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
 
-    def in_batches(inputs: Any) -> Any:
-        return evaluate(outputs, np.asarray(inputs), size)
-
-    return Opened(in_batches, dict(_constants(interpreter)), named=False)
+    constants = dict(_constants(interpreter))
+    return Opened(lambda inputs: evaluate(outputs, np.asarray(inputs), size), constants, named=False)
 
 
 def _constants(interpreter: Any) -> Iterator[tuple[str, Stored]]:
