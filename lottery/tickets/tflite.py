@@ -12,7 +12,7 @@ import numpy as np
 from lottery import weights
 from lottery.errors import LotteryError
 from lottery.masks import Masks
-from lottery.models.kerases import is_keras
+from lottery.models.kerases import is_keras, traced_call
 from lottery.models.outputs import batch_size, evaluate, filled
 from lottery.tickets.reopened import Opened, Stored
 
@@ -109,11 +109,10 @@ def _of_one_example(model: Any, configure: Callable[[Any], None]) -> bytes:
 
     with tempfile.TemporaryDirectory() as folder:
         taken, module = model.inputs[0], tf.Module()
-        example = tf.TensorSpec([1, *taken.shape[1:]], taken.dtype)
-        call = tf.function(lambda x: model(x, training=False), [example], autograph=False)
+        call = traced_call(model, tf.TensorSpec([1, *taken.shape[1:]], taken.dtype))
         held = [component for variable in model.variables for component in weights.components(variable)]
         setattr(module, "held", held)  # noqa: B010 - what is saved must hold the variables
-        tf.saved_model.save(module, folder, call.get_concrete_function())
+        tf.saved_model.save(module, folder, call)
         converter = tf.lite.TFLiteConverter.from_saved_model(folder)
         configure(converter)
         return converter.convert()
