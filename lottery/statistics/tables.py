@@ -150,7 +150,9 @@ def controls(judgement: Judgement, costs: Table | None = None, only: int | None 
             own, ticket = values[[(branch, line["round"]), (TICKET, line["round"])]].dropna().mean()
             beside = verdicts.NOT_FAIR if refused else verdicts.beside(line, rule)
             row = line | {"branch": branch, "own": own, "ticket": ticket, "beside": beside}
-            rows.append(row | (_spent(costs, row) if costs is not None else {}))
+            if costs is not None:
+                row |= _spent(costs, row)
+            rows.append(row)
     if not rows:
         return None
     columns: Columns = {
