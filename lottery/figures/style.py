@@ -96,11 +96,10 @@ def of_weight(table: Table, weight: str | None) -> tuple[Table, str]:
     return only(table, "weight", weight), str(weight)
 
 
-def each_weight(table: Table, most: int = 8) -> list[dict[str, str]]:
-    """List the `views` of an analysis: a figure for each of at most `most` weights, with the first and the last."""
+def each_weight(table: Table) -> list[dict[str, str]]:
+    """List the `views` of an analysis: a figure for each of at most eight weights, with the first and the last."""
     names = list(dict.fromkeys(table["weight"]))
-    some = [names[place] for place in chosen(range(len(names)), most)]
-    return [{"weight": name} for name in some]
+    return [{"weight": names[place]} for place in chosen(range(len(names)), 8)]
 
 
 def spread(table: Table, by: Sequence[str], column: str, interval: str = "range") -> Table:
