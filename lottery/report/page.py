@@ -48,11 +48,10 @@ def render(runs: Sequence[ReportedRun], author: str = "") -> str:
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     parts = {ending: path.read_text(encoding="utf-8") for ending, path in _PARTS.items()}
     chapters = [_chapter(run, f"run-{place}", author) for place, run in enumerate(runs, 1)]
-    together, side_by_side, same_rounds = [], None, []
+    together, side_by_side = [], None
     if len(runs) > 1:
         together = [figures.together(runs)]
         side_by_side = tables.side_by_side(runs)
-        same_rounds = tables.same_rounds(runs)
     by_kind = [of_kind for chapter in chapters for of_kind in chapter["figures"].values()]
     return environment.from_string(parts["html.jinja"]).render(
         title=" · ".join(run.label for run in runs),
@@ -62,7 +61,7 @@ def render(runs: Sequence[ReportedRun], author: str = "") -> str:
         colors=figures.colors(itertools.chain(together, *by_kind)),
         chapters=chapters,
         side_by_side=side_by_side,
-        same_rounds=same_rounds,
+        same_rounds=tables.same_rounds(runs),  # none of one run
         together=together,
         checklist=checklist.checked(runs),
         leaves_out=checklist.LEAVES_OUT,
