@@ -136,8 +136,6 @@ def _place(ax: Any, handles: Sequence[Any], labels: Sequence[str], above: float 
 
 def in_per_cent(ax: Any) -> bool:
     """Label the axes of densities and accuracies in per cent; False if there are none."""
-    from matplotlib.ticker import FuncFormatter
-
     found = False
     for axis in (ax.xaxis, ax.yaxis):
         text = axis.get_label().get_text()
@@ -146,11 +144,13 @@ def in_per_cent(ax: Any) -> bool:
             axis.set_label_text(text)
             for panel in (ax, *ax.child_axes):
                 own = panel.xaxis if axis is ax.xaxis else panel.yaxis
-                own.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.6g}"))
+                own.set_major_formatter(lambda value, _: f"{100 * value:.6g}")
             found = True
-    for text in ax.get_legend().get_texts() if found and ax.get_legend() else ():
-        fallen = re.sub(r"(?<=falls to )[\d.]+", lambda value: f"{100 * float(value[0]):.3g} %", text.get_text())
-        text.set_text(fallen)
+    legend = ax.get_legend()
+    if found and legend is not None:
+        for text in legend.get_texts():
+            fallen = re.sub(r"(?<=falls to )[\d.]+", lambda value: f"{100 * float(value[0]):.3g} %", text.get_text())
+            text.set_text(fallen)
     return found
 
 
