@@ -115,16 +115,16 @@ def saved(figure: Any, ending: str, dpi: int = SHEETS["screen"].dpi) -> bytes:
     return file.getvalue()
 
 
-_LATEX = {
+_LATEX = str.maketrans({
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "−": "$-$", "≥": r"$\geq$",
-}  # fmt: skip
+})  # fmt: skip
 
 
 def latex(text: str) -> str:
     r"""Write a text as a LaTeX ``\caption{...}``."""
-    escaped = "".join(_LATEX.get(letter, letter) for letter in text)
-    return "\\caption{" + escaped.replace(r" \%", r"\,\%").replace("n = ", "$n$ = ") + "}"
+    escaped = text.translate(_LATEX).replace(r" \%", r"\,\%").replace("n = ", "$n$ = ")
+    return rf"\caption{{{escaped}}}"
 
 
 def write(path: str | Path, draw: Callable[[], Any], dpi: int = SHEETS["screen"].dpi) -> Path:
