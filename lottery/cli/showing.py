@@ -29,9 +29,11 @@ def ls(out: Out = Path("runs"), *, as_data: output.AsData) -> None:
             output.say(f"lottery: {error}", file=sys.stderr)
             continue
         stored, wanted = store.progress(path, experiment)
-        row = {"run": str(path), "data": experiment.data.name, "model": experiment.model.name}
-        row |= {"replicates": experiment.run.num_replicates, "rounds": experiment.prune.num_rounds + 1}
-        rows.append(row | {"networks_stored": stored, "networks_wanted": wanted})
+        rows.append({
+            "run": str(path), "data": experiment.data.name, "model": experiment.model.name,
+            "replicates": experiment.run.num_replicates, "rounds": experiment.prune.num_rounds + 1,
+            "networks_stored": stored, "networks_wanted": wanted,
+        })  # fmt: skip
     if not rows and not as_data:
         output.say(f"There are no runs in {str(out)!r}; `lottery run` makes one.", file=sys.stderr)
         return
