@@ -91,7 +91,7 @@ def pick(rows: Table, round: int | str | None = None, density: float | None = No
     of equals; it and ``"smallest_matching"`` are among the rounds that all replicates have.
     """
     tickets = of_tickets(rows)
-    stored = dict(tickets[tickets["replicate"] == replicate][["round", "density"]].itertuples(index=False, name=None))
+    stored = tickets[tickets["replicate"] == replicate].set_index("round")["density"].to_dict()
     if not stored:
         there = sorted({int(number) for number in tickets["replicate"]})
         raise TicketError(f"replicate {replicate!r} is not stored. The run has {there or 'nothing stored yet'}.")
