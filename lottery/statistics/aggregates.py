@@ -102,7 +102,9 @@ def summary(found: Table, confidence: float = 0.95) -> Table:
     for at, methods in _matrices(found):
         first, *_ = methods.values()
         num, tasks = first.score.shape
-        drawn, counts = _resampled(first.score.shape)
+        drawn = _resampled(num, tasks)
+        # How often each replicate is drawn.
+        counts = np.stack([(drawn == place).sum(axis=1) for place in range(num)], axis=1).astype(float)
         for method, own in methods.items():
             middle = interquartile_mean(own.score[None])[0]
             ends = _ends(interquartile_mean(np.take_along_axis(own.score[None], drawn, axis=1)), own.score, confidence)
@@ -129,10 +131,11 @@ def profile(found: Table, thresholds: Sequence[float] = (), confidence: float = 
     for at, methods in _matrices(found):
         every = np.unique([own.score for own in methods.values()])
         below = every[0] - np.ptp(every) / 50
+        places = thresholds if len(thresholds) else (below, *every)
         for method, own in methods.items():
-            drawn, _ = _resampled(own.score.shape)
+            drawn = _resampled(*own.score.shape)
             flat = np.take_along_axis(own.score[None], drawn, axis=1).reshape(len(drawn), -1)
-            for threshold in thresholds if len(thresholds) else (below, *every):
+            for threshold in places:
                 ends = _ends((flat > threshold).mean(axis=1), own.score, confidence)
                 lines.append((at, method, float(threshold), float((own.score > threshold).mean()), *ends))
     return frame(lines, PROFILE)
@@ -199,12 +202,10 @@ def _improvement(
     return float(wins.mean()), *_ends(drawn, values, confidence)
 
 
-def _resampled(shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    # From a fixed seed, so that a table is the same each time: the places drawn, and how often each is.
-    num, tasks = shape
-    # Tasks are strata: the data sets are chosen, only replicates are drawn at random.
-    drawn = np.random.default_rng(0).integers(num, size=(RESAMPLES, num, tasks))
-    return drawn, np.stack([(drawn == place).sum(axis=1) for place in range(num)], axis=1).astype(float)
+def _resampled(num: int, tasks: int) -> np.ndarray:
+    # From a fixed seed, so that a table is the same each time. Tasks are strata: the data sets are chosen, and only
+    # replicates are drawn at random.
+    return np.random.default_rng(0).integers(num, size=(RESAMPLES, num, tasks))
 
 
 def _ends(drawn: np.ndarray, values: np.ndarray, confidence: float) -> tuple[float, float]:
