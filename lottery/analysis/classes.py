@@ -86,7 +86,9 @@ def _points(found: Table, rounds: Iterable[int] | None, interval: str) -> Table:
     tickets = found[(found["branch"] == store.TICKET) & (found["round"] > 0) & found["vs_dense"].notna()]
     if tickets.empty:
         raise NothingToDraw("There is nothing to plot: no pruned round has predictions to compare with dense.")
-    chosen = style.of_rounds(tickets, None if rounds is None else [number for number in rounds if number], most=4)
+    if rounds is not None:
+        rounds = [number for number in rounds if number]  # round 0 is dense itself
+    chosen = style.of_rounds(tickets, rounds, most=4)
     return style.spread(chosen, ("round", "class"), "vs_dense", interval)
 
 

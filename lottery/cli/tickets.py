@@ -156,7 +156,9 @@ def export(
     if saved and not done:
         print(f"Written: {saved} ({saved.stat().st_size:,} bytes)")
         return
-    lines = [["safetensors", str(saved), *(f"{size:,}" for size in files.sizes(saved)), "", ""]] if saved else []
+    lines = []
+    if saved:
+        lines.append([TICKET, str(saved), *(f"{size:,}" for size in files.sizes(saved)), "", ""])
     for exported in done:
         sizes = [f"{exported.num_bytes:,}", f"{exported.num_gzipped:,}"]
         compared = [f"{exported.difference:.1g}", f"{exported.agreement:.4f}"]
