@@ -185,15 +185,13 @@ def _over_controls(judgement: Judgement, ticket: Mapping[str, Any]) -> list[str]
 
 
 def _nearest(rounds: Table, rule: Rule) -> Headline:
-    undecided, single = rounds[rounds["verdict"] == CANNOT_TELL], rounds[rounds["verdict"].isin((WINNING, MATCHING))]
-    if len(single):
-        sparsest = verdicts.sparsest(single)
-        assert sparsest is not None
-        best = _in_words(_as_judged(sparsest), rule)
+    single = verdicts.sparsest(rounds[rounds["verdict"].isin((WINNING, MATCHING))])
+    if single is not None:
         unsure = f"{_too_few(rounds['replicates'].max())} for all {len(rounds)} rounds at once"
-        nearest = f"The sparsest ticket that is {sparsest['verdict']} by itself"
-        text = f"No {rule.word} ticket is shown: {unsure}. {nearest} has {best}."
-        return Headline(text, OPEN)
+        nearest = f"The sparsest ticket that is {single['verdict']} by itself"
+        best = _in_words(_as_judged(single), rule)
+        return Headline(f"No {rule.word} ticket is shown: {unsure}. {nearest} has {best}.", OPEN)
+    undecided = rounds[rounds["verdict"] == CANNOT_TELL]
     if undecided.empty:
         lost = f"every round loses more than {_tolerance(rule)} points to dense"
         if rule.metric.is_loss:
