@@ -172,9 +172,12 @@ def _over_controls(judgement: Judgement, ticket: Mapping[str, Any]) -> list[str]
     said = []
     if better:
         unit, over = ("", "below") if judgement.metric.is_loss else (" points", "over")
-        gains = [judgement.metric.in_words(line["mean"])[0].lstrip("+−") for line in better.values()]
-        texts = [f"{gain}{unit} {over} {name}" for gain, name in zip(gains, better, strict=True)]
-        said.append(f"and {', '.join([texts[0], *(text.replace(' points', '') for text in texts[1:])])}")
+        texts = []
+        for name, line in better.items():
+            (gain,) = judgement.metric.in_words(line["mean"])
+            texts.append(f"{gain.lstrip('+−')}{unit} {over} {name}")
+            unit = ""  # once is enough
+        said.append(f"and {', '.join(texts)}")
     unsure = [name for name, line in lines.items() if line["ticket"] == CANNOT_TELL]
     if unsure:
         said.append(f"but not shown to be better than {listed(unsure)}")
