@@ -217,15 +217,17 @@ def _provenance(run: Path, environment: dict[str, Any], record: dict[str, Any], 
     experiment = store.read_experiment(run)
     protocol = experiment.model_dump(mode="json")
     protocol["data"]["path"] = Path(protocol["data"]["path"]).name  # its folders are nobody's business
-    rewind = (experiment.rewind.mode, experiment.rewind.step) if record["round"] else ("weights", 0)
+    rewind_mode, rewind_step = "weights", 0
+    if record["round"]:
+        rewind_mode, rewind_step = experiment.rewind.mode, experiment.rewind.step
     kept = ("versions", "python", "processor", "num_threads", "commit")
     return {
         "run": run.resolve().name,
         "digest": config.digest(experiment),
         "replicate": record["replicate"],
         "round": record["round"],
-        "rewind_mode": rewind[0],
-        "rewind_step": rewind[1],
+        "rewind_mode": rewind_mode,
+        "rewind_step": rewind_step,
         "trained_at": at,
         "trained_step": step,
         "data": {
