@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from lottery.training import checkpoints
 
 TRY_AGAIN = 75  # by the list of exit statuses in sysexits.h
-PLACES = PROCESSES, RAY = "processes", "ray"
+RAY = "ray"
+PLACES = ("processes", RAY)
 
 RunPath = Annotated[Path, Argument(help="The run's folder.", metavar="RUN")]
 RunPaths = Annotated[list[Path], Argument(help="A run's folder, or several.", metavar="RUN...")]
