@@ -103,13 +103,16 @@ class _Pooled(Groups):
     def pool(self, scores: Scores, masks: Masks, is_mean: bool) -> Scores:
         _check_scores(masks, scores)
         pooled = {}
+        whole = {name: np.ones(shape, bool) for name, shape in self.weights.items()}
         for name, shape in self.shapes.items():
             # In double precision: sums in single precision would round to ties that the scores do not have.
             values = self._members(name, scores).astype(np.float64)
             present = self._members(name, masks, False)
             check_numbers(name, values[present])
-            # Beside groups of other sizes the mean counts, so that a group is not kept for its size alone.
-            sizes = np.maximum(present.sum(axis=0), 1) if is_mean else 1
+            # Beside groups of other sizes, as blocks at the border of a matrix are, the mean counts, so that a group is
+            # not kept for its size alone.
+            are_uneven = np.unique(self._members(name, whole, False).sum(axis=0)).size > 1
+            sizes = np.maximum(present.sum(axis=0), 1) if is_mean or are_uneven else 1
             pooled[name] = NORMS[self.how.norm](values, present, sizes).reshape(shape)
         return pooled
 
@@ -169,11 +172,12 @@ class MadeUnits(_Pooled):
 class Blocks(_Pooled):
     """Blocks of a kernel as a matrix of (inputs, outputs), where the inputs are all its axes but the last.
 
-    As the block sparsity of TensorFlow Model Optimization (tfmot), which knows matrices only: its ``AVG`` is the norm
-    ``l1``, its ``MAX`` the norm ``max``. It keeps every block that scores as much as the last block that it keeps, so
-    ties make it keep more. Blocks at the lower and right border may be smaller; here they count with the entries that
-    they have. tfmot pads the matrix on all sides before it pools and masks blocks from the upper left corner, so that
-    it ranks such a matrix by windows that are not its blocks.
+    As the block sparsity of TensorFlow Model Optimization (tfmot), which knows matrices only: its ``AVG`` is the
+    norm ``l1``, its ``MAX`` the norm ``max``. It keeps every block that scores as much as the last block that it
+    keeps, so ties make it keep more. Blocks at the lower and right border may be smaller; here they count with the
+    entries that they have, and all blocks of such a matrix by their means. tfmot pads the matrix on all sides
+    before it pools and masks blocks from the upper left corner, so that it ranks such a matrix by windows that are
+    not its blocks.
     """
 
     def __init__(self, weights: Shapes, how: Granularity, removable: Sequence[Units] = ()) -> None:

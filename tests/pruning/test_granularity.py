@@ -199,6 +199,16 @@ def test_scores_with_signs_are_added_up_and_never_squared():
             plan.of_weights(Prune(**granular, num_rounds=1), whole).masks(1, {"w": np.full((2, 2), np.nan)}, whole)
 
 
+@pytest.mark.parametrize("norm", NORMS)
+def test_blocks_at_the_border_are_not_pruned_for_their_size(norm):
+    """Of 4 x 4 blocks, the last has two of its columns; its entries score a little more than the others."""
+    scores, whole = {"w": np.ones((4, 10))}, {"w": np.ones((4, 10), bool)}
+    scores["w"][:, 8:] = 1.1
+    settings = Prune(granularity="block", block=(4, 4), norm=norm, rate=0.67, num_rounds=1)
+    kept = plan.of_weights(settings, whole).masks(1, scores, whole)["w"]
+    assert kept[:, 8:].all() and not kept[:, :8].any()
+
+
 @pytest.mark.parametrize("kind", [*POOLED, "n_of_m"])
 @given(data=st.data())
 def test_random_masks_have_the_structure_and_the_numbers_of_the_ticket(kind, data):
