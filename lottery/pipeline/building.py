@@ -155,11 +155,11 @@ def scoring_network(prepared: Prepared, replicate: int) -> criteria.ScoredModel:
     if isinstance(data, Splits):
         # The words name no round, so that all rounds of a replicate look at the same batch.
         (in_order,) = randomness.batches(len(data.train), len(data.train), words)(1)
-        x, y = _at(data, balanced(np.asarray(data.train.y)[in_order], in_order, num))
+        batch = _at(data, balanced(np.asarray(data.train.y)[in_order], in_order, num))
     else:
         stream = data.train
-        x, y = _first_of(lambda: stream().unbatch().batch(num), randomness.seed_for(*words))
-    return criteria.ScoredModel(model, x, y, prepared.build)
+        batch = _first_of(lambda: stream().unbatch().batch(num), randomness.seed_for(*words))
+    return criteria.ScoredModel(model, batch.x, batch.y, prepared.build, batch.sample_weight)
 
 
 def balanced(labels: np.ndarray, positions: np.ndarray, num: int) -> np.ndarray:
@@ -191,11 +191,11 @@ def dense_gradients(prepared: Prepared) -> Callable[[int, int, Weights], dict[st
         words = words_of_batches(experiment, replicate)
         if isinstance(data, Splits):
             (positions,) = randomness.batches(len(data.train), experiment.train.batch_size, words, step)(1)
-            x, y = _at(data, positions)
+            batch = _at(data, positions)
         else:
-            x, y = _first_of(data.train, randomness.seed_for(*words, step))
+            batch = _first_of(data.train, randomness.seed_for(*words, step))
         weights.assign(model, state)
-        return compute(x, y)
+        return compute(batch)
 
     return gradients_at
 
@@ -209,15 +209,14 @@ def _without_masks(prepared: Prepared, replicate: int) -> Any:
     return model
 
 
-def _at(data: Splits, positions: np.ndarray) -> tuple[Any, Any]:
-    """Return the inputs and labels of training examples, as a model takes them."""
-    return scaler(data)(data.train.x[positions]), data.train.y[positions]
+def _at(data: Splits, positions: np.ndarray) -> gradients.Batch:
+    """Return training examples, as a model takes them."""
+    return gradients.Batch(scaler(data)(data.train.x[positions]), data.train.y[positions])
 
 
-def _first_of(dataset: Callable[[], Any], seed: int) -> tuple[Any, Any]:
-    """Return the inputs and labels of a data set's first batch, drawn with a seed; weights of examples are left out."""
+def _first_of(dataset: Callable[[], Any], seed: int) -> gradients.Batch:
+    """Return a data set's first batch, drawn with a seed."""
     import keras
 
     keras.utils.set_random_seed(seed)
-    x, y, *_ = next(iter(dataset()))
-    return x, y
+    return gradients.Batch(*next(iter(dataset())))

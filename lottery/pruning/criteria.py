@@ -23,6 +23,12 @@ class ScoredModel:
     x: Any  # inputs and labels of the batch, as the network takes them
     y: Any
     build: Callable[[], Any]  # builds the same architecture anew
+    sample_weight: Any = None  # how much each example of the batch counts in the loss
+
+    @property
+    def batch(self) -> gradients.Batch:
+        """The batch, with its weights."""
+        return gradients.Batch(self.x, self.y, self.sample_weight)
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,7 @@ class CriterionInputs:
     trained: Weights  # at the end of the round before
     kept: Masks  # of the round before; those of the dense network for criteria that need the network
     rng: np.random.Generator  # a function of seed, replicate and round
-    density: float  # that the round prunes to, over all prunable weights, in (0, 1]
+    density: float  # that the round prunes to, in (0, 1]: of all prunable entries, or of all groups of them
     scope: str  # "layerwise" or "global": which weights will be ranked together
     network: ScoredModel | None = None  # for criteria that need it
     targets: Mapping[tuple[str, ...], int] | None = None  # exact number to keep of each group that is ranked together
@@ -120,7 +126,7 @@ def snip(inputs: CriterionInputs) -> dict[str, np.ndarray]:
         LotteryError: There is no network, its loss cannot be evaluated, or a score is not finite.
     """
     network = _network(inputs, "snip")
-    found = gradients.times_weights(network.model, network.x, network.y, list(inputs.trained))
+    found = gradients.times_weights(network.model, network.batch, list(inputs.trained))
     return gradients.finite({name: np.abs(value) for name, value in found.items()}, "SNIP")
 
 
@@ -138,7 +144,7 @@ def grasp(inputs: CriterionInputs) -> dict[str, np.ndarray]:
     """
     network = _network(inputs, "grasp")
     with gradients.softened(network.model) as soften:
-        found = gradients.times_weights(network.model, network.x, network.y, list(inputs.trained), True, soften)
+        found = gradients.times_weights(network.model, network.batch, list(inputs.trained), True, soften)
     return gradients.finite(found, "GraSP")
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,15 @@ TEMPERATURE = 200.0  # of GraSP: pruner/GraSP.py of its authors, and the code re
 NUM_STEPS = 100  # of SynFlow
 
 
-def loss_gradient(model: Any, names: Sequence[str]) -> Callable[[Any, Any], Scores]:
+class Batch(NamedTuple):
+    """Examples: inputs and labels, as a network takes them, and how much each counts in the loss, all alike if None."""
+
+    x: Any
+    y: Any
+    sample_weight: Any = None
+
+
+def loss_gradient(model: Any, names: Sequence[str]) -> Callable[[Batch], Scores]:
     """Make a function of a batch that computes the gradient of the loss that `criteria.snip` describes, by weight.
 
     It is traced once, and reads the model's present weights.
@@ -29,24 +37,24 @@ def loss_gradient(model: Any, names: Sequence[str]) -> Callable[[Any, Any], Scor
     variables = weights.variables(model)
     chosen = [variables[name] for name in names]
 
-    def differentiated(x: Any, y: Any) -> list[Any]:
-        return _differentiated(model, lambda: _loss(model, x, y, training=True), chosen)
+    def differentiated(batch: Batch) -> list[Any]:
+        return _differentiated(model, lambda: _loss(model, batch, training=True), chosen)
 
     compute: Any = tf.function(differentiated, autograph=False, reduce_retracing=True)
 
-    def gradient(x: Any, y: Any) -> Scores:
-        x, y = tf.nest.map_structure(tf.convert_to_tensor, (x, y))
+    def gradient(batch: Batch) -> Scores:
+        batch = _as_tensors(batch)
         with _restored(model):
             if compute.experimental_get_tracing_count() == 0:
-                _loss(model, x, y, training=False)
-            found = compute(x, y)
+                _loss(model, batch, training=False)
+            found = compute(batch)
         return finite({name: np.array(value) for name, value in zip(names, found, strict=True)}, "The gradient")
 
     return gradient
 
 
 def times_weights(
-    model: Any, x: Any, y: Any, names: Sequence[str], twice: bool = False, soften: Callable[[Any], Any] | None = None
+    model: Any, batch: Batch, names: Sequence[str], twice: bool = False, soften: Callable[[Any], Any] | None = None
 ) -> Scores:
     """Compute w * g or, if `twice`, w * (H g) of the training loss; by weight, in double precision.
 
@@ -60,18 +68,18 @@ def times_weights(
         if name not in variables:
             raise missing("The model has no weight", name, variables)
     chosen = [variables[name] for name in names]
-    x, y = tf.nest.map_structure(tf.convert_to_tensor, (x, y))
+    batch = _as_tensors(batch)
 
     def derivatives() -> list[Any]:
         with tf.GradientTape() as outer:
-            gradients = _differentiated(model, lambda: _loss(model, x, y, True, soften), chosen)
+            gradients = _differentiated(model, lambda: _loss(model, batch, True, soften), chosen)
             # The gradient of g' g, the first g held constant, is exactly H g.
             squared = tf.add_n([tf.reduce_sum(tf.stop_gradient(value) * value) for value in gradients])
         return tensors(outer.gradient(squared, chosen), chosen) if twice else gradients
 
     with _restored(model):
         # Keras makes variables at the first call, which must not be inside the graph.
-        _loss(model, x, y, False, soften)
+        _loss(model, batch, False, soften)
         # Calling the function itself, TensorFlow would warn of repeated tracing.
         found = tf.function(derivatives, autograph=False).get_concrete_function()()
     held = weights.read_state(model)
@@ -105,14 +113,20 @@ def finite(scores: Scores, what: str) -> Scores:
     return scores
 
 
-def _loss(model: Any, x: Any, y: Any, training: bool, soften: Callable[[Any], Any] | None = None) -> Any:
+def _as_tensors(batch: Batch) -> Batch:
+    import tensorflow as tf
+
+    return tf.nest.map_structure(lambda value: None if value is None else tf.convert_to_tensor(value), batch)
+
+
+def _loss(model: Any, batch: Batch, training: bool, soften: Callable[[Any], Any] | None = None) -> Any:
     import tensorflow as tf
 
     # In training, normalisation uses the statistics of the batch: at initialisation the moving ones mean nothing.
-    outputs = model(x, training=training)
+    outputs = model(batch.x, training=training)
     if soften is None:
-        return model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=None)
-    total = model.compute_loss(x=x, y=y, y_pred=soften(outputs), sample_weight=None)
+        return model.compute_loss(**batch._asdict(), y_pred=outputs)
+    total = model.compute_loss(**batch._asdict(), y_pred=soften(outputs))
     # Regularisation has no part in the loss of GraSP's authors, and would outweigh the rest of it.
     if model.losses and is_keras(type(model).compute_loss):  # which has added them
         total -= tf.cast(tf.add_n([tf.reduce_sum(loss) for loss in model.losses]), total.dtype)

@@ -326,6 +326,20 @@ def test_grasp_divides_every_output(rng):
 
 
 @pytest.mark.parametrize("name", ["snip", "grasp"])
+def test_examples_count_in_the_loss_as_in_training(rng, name):
+    """With weights of zero and two, the loss of eight examples is that of the four which are left."""
+    build = sequential("keras", (5,), lambda layers: [layers.Dense(4, activation="relu"), layers.Dense(3)])
+    x, y = rng.normal(size=(8, 5)).astype(np.float32), rng.normal(size=(8, 3)).astype(np.float32)
+    whole = network(build, x, y)
+    start = weights.read(whole.model)
+    weighted = replace(whole, sample_weight=np.repeat([2.0, 0.0], 4).astype(np.float32))
+    scores = CRITERIA[name].score(evidence(start, start, network=weighted))
+    expected = CRITERIA[name].score(evidence(start, start, network=replace(whole, x=x[:4], y=y[:4])))
+    for key, value in expected.items():
+        np.testing.assert_allclose(scores[key], value, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["snip", "grasp"])
 def test_masks_of_earlier_rounds_change_no_score_so_that_all_masks_are_nested(trained, name):
     _, initial, net = trained
     dense = masks.ones_like(initial)
