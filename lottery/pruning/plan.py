@@ -173,7 +173,7 @@ def by_allocation(shapes: Shapes, schedule: Schedule, num_rounds: int, allocate:
     rounds = [sizes]
     for number in range(1, num_rounds + 1):
         density = schedule.density(number)
-        total = round(density * sum(sizes.values()))
+        total = schedules.num_kept(density, sum(sizes.values()))
         rounds.append(allocation.counts(allocate(shapes, density), sizes, total, most=rounds[-1]))
     return {(name,): [kept[name] for kept in rounds] for name in shapes}
 

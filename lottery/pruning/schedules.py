@@ -28,7 +28,7 @@ class Schedule:
             if self.rate is not None:
                 kept.append(kept[-1] - num_pruned(self.rate, kept[-1]))
             else:
-                kept.append(min(kept[-1], round(self.density(number) * entries)))
+                kept.append(min(kept[-1], num_kept(self.density(number), entries)))
         return kept
 
 
@@ -84,3 +84,8 @@ def num_pruned(rate: float, survivors: int) -> int:
     """Return rate times survivors, rounded half to even; the rate counts as the decimal number that was written."""
     # The float 0.57 is a little lower than 0.57, and of 619,750 it would not end in a half.
     return round(Fraction(repr(float(rate))) * survivors)
+
+
+def num_kept(density: float, entries: int) -> int:
+    """Return density times entries, rounded as `num_pruned` rounds."""
+    return num_pruned(density, entries)

@@ -122,8 +122,15 @@ def test_a_rate_gives_the_survivors_that_its_densities_gave(rate, entries, num_r
 @given(st.data(), st.integers(1, 12), st.integers(0, 10**6))
 def test_without_a_rate_rounds_meet_their_densities(name, data, num_rounds, entries):
     schedule = EVERY[name](data, num_rounds)
-    meant = [round(schedule.density(index) * entries) for index in range(num_rounds + 1)]
+    densities = [Fraction(repr(float(schedule.density(index)))) for index in range(num_rounds + 1)]
+    meant = [round(density * entries) for density in densities]
     assert schedule.survivors(entries, num_rounds) == [min(meant[: index + 1]) for index in range(num_rounds + 1)]
+
+
+def test_a_density_counts_as_the_decimal_that_was_written():
+    """Both are halves, which round to even; the floats are a little lower."""
+    assert schedules.explicit([0.575]).survivors(100, 1)[1] == 58
+    assert schedules.explicit([0.57]).survivors(150, 1)[1] == 86
 
 
 @pytest.mark.parametrize("densities", [[0.5, 0.5], [0.5, 0.6], [1.0], [0.0], [0.5, -0.1]])
