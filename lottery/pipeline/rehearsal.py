@@ -10,7 +10,7 @@ import loky
 
 from lottery import config, interrupts, progress
 from lottery.formatting import duration
-from lottery.pipeline import preview, running
+from lottery.pipeline import environment, preview, running
 from lottery.pipeline.prepared import Ingredients
 from lottery.pipeline.session import Execution
 
@@ -47,14 +47,16 @@ def sentence(experiment: config.Experiment, import_code: bool = False) -> str:
 
     Raises `LotteryError` if the data are not there, or the network cannot be trained.
     """
-    dense = config.as_tables(experiment) | {"prune": {"num_rounds": 0}, "rewind": {}, "run": {"num_replicates": 1}}
+    num_threads = environment.begin(experiment, {})  # as the whole experiment would have them
+    how = {"num_replicates": 1, "num_threads": num_threads, "enforcement": experiment.run.enforcement}
+    dense = config.as_tables(experiment) | {"prune": {"num_rounds": 0}, "rewind": {}, "run": how}
     watch = _Watch()
     execution = Execution(on_event=watch.on_event, should_stop=watch.should_stop, tensorboard=False)
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(interrupts.Stopped):
         running.run(dense, None, Ingredients(import_code=import_code), folder, execution)
     seconds = watch.seconds_of_step * preview.sizes(experiment, 0)["steps"]
-    cores = loky.cpu_count()
-    parallel = f", or {duration(seconds / cores)} with {cores} networks in parallel" if cores > 1 else ""
+    workers = loky.cpu_count() // num_threads
+    parallel = f", or {duration(seconds / workers)} with {workers} networks in parallel" if workers > 1 else ""
     each = 1000 * watch.seconds_of_step
     each_in_words = f"{each:.2f} ms" if each < 10 else f"{each:.0f} ms"
     return (
