@@ -122,7 +122,10 @@ def store_network(training: Training, network: NetworkId, trained: Trained, deta
 
 
 def dense_loss_step(training: Training, network: NetworkId, trained: Trained) -> int | None:
-    """Find the first evaluated step with at most the lowest validation loss of the dense network; None without one."""
+    """Find the first evaluated step with at most the lowest validation loss of the dense network; None without one.
+
+    Steps before the last change of the masks do not count: the network was another then.
+    """
     branch = branches.find(network.branch)
     if branch is not None and branch.other_data:  # its losses are of other examples
         return None
@@ -130,7 +133,8 @@ def dense_loss_step(training: Training, network: NetworkId, trained: Trained) ->
     if network.round or network.branch != store.TICKET:
         dense = store.read_record(store.round_path(training.path, network.replicate, 0))
         lowest = dense["early_stop_val_loss"]
-    losses = {step: loss for step, split, loss, _ in trained.metrics if split == "validation"}
+    settled = max((step for step, *_ in trained.changes), default=0)
+    losses = {step: loss for step, split, loss, _ in trained.metrics if split == "validation" and step >= settled}
     return min((step for step, loss in losses.items() if loss <= lowest), default=None)
 
 

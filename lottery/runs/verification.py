@@ -207,7 +207,7 @@ def _wrong_curve(stored: StoredRound, curves: Curves) -> Iterator[str]:
     recorded = record.get("dense_loss_step")
     if recorded is not None:
         lowest = StoredRound(stored.run, stored.replicate, 0).record["early_stop_val_loss"]
-        step = min((step for step, (loss, _) in validation.items() if loss <= lowest), default=None)
+        step = min((step for step in candidates if validation[step][0] <= lowest), default=None)
         if recorded != step:
             yield f"The record says that it had the dense network's lowest loss at step {recorded}, the curve {step}."
     if stored.branch == store.TICKET:

@@ -200,6 +200,8 @@ def test_the_early_stop_is_of_the_network_under_its_last_masks(run, name):
     settled = one.record["mask_changes"][-1]["step"]
     losses = {step: loss for step, kind, loss, _ in one.metrics if kind == "validation" and step >= settled}
     assert one.record["early_stop_step"] == min(losses, key=losses.get)
+    dense = StoredRound(run.path, 1, 0).record["early_stop_val_loss"]
+    assert one.record["dense_loss_step"] == min((step for step, loss in losses.items() if loss <= dense), default=None)
 
 
 def test_rigl_grows_by_the_dense_gradient_of_the_batch_that_follows(run):
