@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import tomli_w
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
@@ -111,7 +112,7 @@ def load(
             del tables["prune"]["rates"]  # they are for the output layer of its own model, whose units always stay
     else:
         tables = source if isinstance(source, Mapping) else read(Path(source))
-    experiment = validated(merged(tables, overrides or {}))
+    experiment = validated(_plain(merged(tables, overrides or {})))
     _check_fair(experiment)
     return experiment
 
@@ -306,12 +307,21 @@ def _unprintable(value: Any) -> str | None:
     return next((found for found in map(_unprintable, parts) if found is not None), None)
 
 
+def _plain(value: Any) -> Any:
+    """Make Python's own numbers and lists of those of NumPy, which a caller in Python may have computed."""
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
+
+
 def _check_fair(experiment: Experiment) -> None:
     """Refuse controls, and a criterion, that have no meaning where tickets start."""
     rewind, prune = experiment.rewind, experiment.prune
+    rounds = experiment.run.control_rounds
     for name in experiment.run.controls:
         subject = f"run.controls: leave out {name}, which"
         fairness.check_fair(name, prune, rewind, subject)
+        fairness.check_rounds(name, () if rounds == ALL else rounds)
     if criteria.facts(prune.criterion).needs_network and rewinding.REWINDS[rewind.mode].start is not None:
         raise LotteryError(
             f'rewind.mode must be "weights" with prune.criterion = "{prune.criterion}", not "{rewind.mode}": this '

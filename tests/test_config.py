@@ -1,6 +1,7 @@
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lottery import config, data, enforcement
@@ -90,6 +91,18 @@ def test_a_final_density_decides_the_rate():
     with pytest.raises(LotteryError, match=r"Set prune.rate or prune.final_density, not both. They are 0\.3 and 0\.01"):
         config.load({"prune": {"final_density": 0.01, "num_rounds": 10, "rate": 0.3}})
     assert config.load({"prune": {"rate": 0.3}}, {"prune": {"final_density": 0.5, "num_rounds": 1}}).prune.rate == 0.5
+
+
+def test_numbers_of_numpy_are_those_of_python():
+    final = {"final_density": np.float64(0.1), "num_rounds": np.int64(3)}
+    assert config.load({"prune": final}) == config.load({"prune": {"final_density": 0.1, "num_rounds": 3}})
+    lists = {
+        "prune": {"schedule": "explicit", "densities": np.array([0.5, 0.2])},
+        "run": {"control_rounds": np.array([1, 2])},
+    }
+    assert config.load(lists).run.control_rounds == (1, 2)
+    with pytest.raises(LotteryError, match="Set prune.rate or prune.final_density, not both"):
+        config.load({"prune": {**final, "rate": 0.5}})
 
 
 def test_overrides_are_toml_and_else_strings():

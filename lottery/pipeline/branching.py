@@ -36,6 +36,8 @@ def branch(
     function = _function(kind, experiment)
     name = _name(function)
     known = branches.BRANCHES.get(name)
+    if known is not None:
+        fairness.check_rounds(name, rounds)
     transfers = known is not None and known.other_data
     _check_overrides(overrides, transfers, ingredients.data is not None)
     with execution.started() as session:

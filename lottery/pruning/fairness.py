@@ -1,6 +1,6 @@
 """Which branches can be compared fairly with a run's tickets, and what a comparison shows."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -61,6 +61,12 @@ def check_fair(name: str, prune: "Prune", rewind: "Rewind", subject: str = "") -
     for where, why in reasons.items():
         if why:
             raise LotteryError(f"{subject or name} cannot be compared fairly under {where}: {why}.")
+
+
+def check_rounds(name: str, rounds: Collection[int]) -> None:
+    """Raise `LotteryError` if a branch trains survivors on, and round 0, which has none, is among the rounds."""
+    if BRANCHES[name].trains_on and 0 in rounds:
+        raise LotteryError(f"{name} trains on what a round has pruned, and round 0 prunes nothing: leave out round 0.")
 
 
 def fair(mode: str, step: int = 0, held_at: str = "zero") -> list[str]:

@@ -99,6 +99,8 @@ def groups(
 def by_weight(names: Iterable[str], exceptions: Mapping[str, T], what: str = "rates") -> dict[str, T]:
     """Resolve exceptions by name or pattern, as for `prune`, to exceptions by weight; each must fit a weight."""
     names = list(names)
+    if not isinstance(exceptions, Mapping):
+        raise LotteryError(f"{what} must be a dictionary by weight, not {exceptions!r}.")
     found: dict[str, T] = {}
     for key, value in exceptions.items():
         matched = [key] if key in names else [name for name in names if fnmatchcase(name, key)]

@@ -37,9 +37,10 @@ def no_learning(rule: Rule) -> Any:
 def fixed_weights(start: Weights, counts: Mapping[str, int]) -> dict[str, np.ndarray]:
     """Make the weights that masks are learned for: the signs of initial weights, times a constant for each weight.
 
-    The constant is sqrt(2 / (n d)), where n is the number of inputs of a unit and d the density: "signed Kaiming
-    constant", scaled by the density, of Ramanujan et al. 2020, https://arxiv.org/abs/1911.13299, sections 3.4 and 4. So
-    the outputs of a ReLU layer vary as much as its inputs. Variables without a count stay as they are.
+    The constant is sqrt(2 / (n d)), where n is the number of inputs of a unit of a Dense or Conv layer, the product
+    of a kernel's axes but the last, and d the density: "signed Kaiming constant", scaled by the density, of
+    Ramanujan et al. 2020, https://arxiv.org/abs/1911.13299, sections 3.4 and 4. So the outputs of a ReLU layer vary
+    as much as its inputs. Variables without a count stay as they are.
     """
     fixed = dict(start)
     for name, count in counts.items():
