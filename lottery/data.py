@@ -149,6 +149,8 @@ def load(settings: Data) -> Splits:
     if dataset.has_label_columns:
         arrays |= {key: labels.reshape(-1) for key, labels in arrays.items() if key.startswith("y")}
     splits = split(arrays, settings, where=settings.name)
+    if "x_validation" in arrays:
+        notes.append(f"The file has {len(splits.validation):,} validation examples; data.validation is not used.")
     usual = dataset.sha256.get(settings.num_examples)
     if usual and datasets.sha256(arrays) != usual:
         note = f"{settings.name} as generated here differs from the usual data in rounding or version, so results may "
@@ -183,11 +185,6 @@ def split(arrays: Mapping[str, Any], settings: Data, where: str = "data") -> Spl
     validation = found.get("validation")
     if validation is None:
         train, validation = _split_off(train, settings.validation, where)
-    elif "validation" in settings.model_fields_set and settings.validation != len(validation):
-        raise LotteryError(
-            f"data.validation is {settings.validation}, but {len(validation)} validation examples are passed. Leave "
-            "data.validation out."
-        )
     parts = train, validation, found["test"]
     notes = ()
     if settings.pixels != USUAL and train.x.dtype != np.uint8:
@@ -249,7 +246,14 @@ def given(data: Any, settings: Data) -> Splits | Streams:
         raise LotteryError(f"data must be {wrong}")
     if len(parts) == 6:
         keys = [f"{kind}_{part}" for part in PARTS for kind in ("x", "y")]
-        return split(dict(zip(keys, parts, strict=True)), settings)
+        splits = split(dict(zip(keys, parts, strict=True)), settings)
+        num = len(splits.validation)
+        if "validation" in settings.model_fields_set and settings.validation != num:
+            raise LotteryError(
+                f"data.validation is {settings.validation}, but {num} validation examples are passed. Leave "
+                "data.validation out."
+            )
+        return splits
     if "validation" not in settings.model_fields_set and hasattr(parts[0], "__len__"):
         tenth = max(1, len(parts[0]) // 10)  # the default number is for MNIST
         settings = settings.model_copy(update={"validation": min(settings.validation, tenth)})
@@ -331,8 +335,11 @@ def _checked(value: Any, key: str, where: str) -> np.ndarray:
         )
     if array.dtype.kind not in "biuf":
         raise LotteryError(f"{where}: {key} must hold numbers, not {array.dtype}.")
+    if array.dtype.kind == "f" and array.dtype.itemsize > 4:
+        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite
+            array = array.astype(np.float32)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise LotteryError(f"{where}: {key} holds NaN or infinite values.")
+        raise LotteryError(f"{where}: {key} holds NaN, infinite values, or numbers that are too large for float32.")
     if array.ndim < (2 if key.startswith("x") else 1):
         raise LotteryError(f"{where}: {key} has shape {array.shape}; its first axis must be the example.")
     if key.startswith("y") and array.dtype.kind in "biu":
@@ -340,4 +347,4 @@ def _checked(value: Any, key: str, where: str) -> np.ndarray:
             if not -(2**31) <= int(label) < 2**31:
                 raise LotteryError(f"{where}: a label of {key} must be from {-(2**31)} to {2**31 - 1}, not {label}.")
         array = array.astype(np.int32)  # accepted by all losses of TensorFlow
-    return array.astype(np.float32) if array.dtype == np.float64 else array
+    return array

@@ -61,7 +61,13 @@ def read_npz(path: Path, keys: tuple[str, ...] = KEYS) -> Arrays:
             if missing := [key for key in keys if key not in file.files]:
                 found = ", ".join(file.files) or "nothing"
                 raise LotteryError(f"The data file {str(path)!r} lacks {', '.join(missing)}; it has {found}.")
-            if keys == KEYS and set(VALIDATION) <= set(file.files):
+            own = [key for key in VALIDATION if key in file.files]
+            if len(own) == 1:
+                raise LotteryError(
+                    f"The data file {str(path)!r} has {own[0]} alone; it must have both or neither of "
+                    f"{' and '.join(VALIDATION)}."
+                )
+            if keys == KEYS and own:
                 keys = (*KEYS[:2], *VALIDATION, *KEYS[2:])
             return {key: file[key] for key in keys}
     except LotteryError:

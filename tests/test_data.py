@@ -94,7 +94,8 @@ def test_mnist_has_the_published_statistics(mnist_path):
     ("changes", "message"),
     [
         ({"x_train": np.full((200, 6), np.nan, np.float32)}, "x_train holds NaN"),
-        ({"x_test": np.full((60, 6), np.inf, np.float32)}, "x_test holds NaN or infinite"),
+        ({"x_test": np.full((60, 6), np.inf, np.float32)}, "x_test holds NaN, infinite values"),
+        ({"x_test": np.full((60, 6), 1e39)}, "too large for float32"),
         ({"y_train": np.zeros(7, int)}, "x_train has 200 examples and y_train has 7"),
         ({"x_test": np.zeros((60, 5), np.float32)}, r"shape \(6,\) and one of x_test \(5,\)"),
         ({"y_train": np.full(200, 2**32 + 1)}, "a label of y_train must be .* not 4294967297"),
@@ -281,6 +282,13 @@ def test_validation_examples_of_a_file_are_those_of_the_run(tmp_path, rng):
     # As a caller passes them, for `lottery verify --data`.
     passed = data.given(tuple(data.read_npz(tmp_path / "own.npz").values()), data.Data(name="given"))
     assert passed.fingerprint == found.fingerprint
+    # A stored experiment has every key, and its run reads the same file again.
+    stored = data.load(data.Data(name="npz", path=str(tmp_path / "own.npz"), validation=5000))
+    assert stored.fingerprint == found.fingerprint
+    assert "The file has 7 validation examples; data.validation is not used." in stored.notes
+    np.savez(tmp_path / "half.npz", **{key: array for key, array in arrays.items() if key != "y_validation"})
+    with pytest.raises(LotteryError, match="has x_validation alone; it must have both or neither"):
+        data.load(data.Data(name="npz", path=str(tmp_path / "half.npz")))
 
 
 def test_a_cache_with_other_arrays_is_not_believed(generated, pinned, cache):
