@@ -6,10 +6,11 @@ import pytest
 import tf_keras
 
 import lottery
-from lottery import data
+from lottery import config, data
 from lottery.config import Data
 from lottery.errors import LotteryError
-from lottery.pipeline import checks
+from lottery.pipeline import checks, preparing
+from lottery.pipeline.prepared import Ingredients
 from tests.conftest import keep_graphs, quietly
 
 LOGITS, PROBABILITIES, PIXELS = "returns logits", "returns probabilities", "as pixels do"
@@ -94,6 +95,18 @@ def test_what_is_wrong_comes_before_the_verdict_and_is_stored(tmp_path):
     assert LOGITS in str(run) and PIXELS in str(run)
     assert str(run).index(LOGITS) < str(run).index(PIXELS)
     assert LOGITS in lottery.load(run.path).verdict()[0]
+
+
+def test_another_metric_that_is_called_accuracy_is_named():
+    def build():
+        model = network(keras)
+        metric = keras.metrics.SparseTopKCategoricalAccuracy(2, name="top_2_accuracy")
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=[metric])
+        return model
+
+    settings = SETTINGS | {"train": SETTINGS["train"] | {"optimizer": "compiled"}}
+    found = preparing.prepare(config.load(settings), Ingredients(build, arrays()))
+    assert any(note.startswith("The model's 'top_2_accuracy' is taken for its accuracy") for note in found.notes)
 
 
 def test_a_network_that_learnt_nothing_gets_no_verdict(tmp_path):
