@@ -119,7 +119,14 @@ def _check_names(architecture: Architecture) -> None:
 def _built(architecture: Architecture, library: str) -> Any:
     if "name" in architecture:
         name, shape, num_classes = (architecture[key] for key in ("name", "input_shape", "num_classes"))
-        return networks.builder(name, tuple(shape), num_classes, library)()
+        precision = importlib.import_module(library).mixed_precision
+        policy = precision.global_policy()
+        # A ticket's weights are float32, whatever this process builds its own models in.
+        precision.set_global_policy("float32")
+        try:
+            return networks.builder(name, tuple(shape), num_classes, library)()
+        finally:
+            precision.set_global_policy(policy)
     saving = importlib.import_module(library).saving
     # A copy, because Keras changes what it reads.
     return saving.deserialize_keras_object(copy.deepcopy(architecture["keras"]), safe_mode=True)

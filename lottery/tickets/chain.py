@@ -167,7 +167,10 @@ def _smaller(segments: Sequence[Segment], kept: np.ndarray) -> list[Piece]:
             entries = np.resize(kept, later.before[-1])
             values = later.layer.get_weights()
             values = [value[..., entries] if value.shape[-1] == entries.size else value for value in values]
-            found.append((copy(later.layer), values))
+            # A vector of fewer entries, whatever size the layer was told.
+            is_reshape = type(later.layer).__name__ == "Reshape"
+            changes = {"target_shape": (-1,)} if is_reshape else {}
+            found.append((copy(later.layer, **changes), values))
     return found
 
 

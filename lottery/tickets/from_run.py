@@ -111,6 +111,8 @@ def pick(rows: Table, round: int | str | None = None, density: float | None = No
         if chosen is None:
             raise TicketError(_WITHOUT[str(round)])
         return chosen
+    if isinstance(round, str) and round.isdecimal():
+        round = int(round)
     if isinstance(round, str):
         raise TicketError(str(unknown("round", round, [*CHOICES, *map(str, stored)])))
     # NumPy's whole numbers too, as columns of the table hold them.

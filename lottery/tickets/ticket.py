@@ -134,14 +134,15 @@ class Ticket:
         files.write(path, ticket_file.pack(parts))
         return path
 
-    def export(self, path: str | Path, form: str | None = None, inputs: Any = None, trained: bool = True) -> Any:
+    def export(self, path: str | Path, form: str | None = None, inputs: Any = None, trained: bool | None = None) -> Any:
         """Write the network to a file that other programs load, and compare the file with it.
 
         Args:
             path: The file; its ending decides the format unless `form` does. See `lottery.tickets.exporting.export`.
             form: A key of `lottery.tickets.formats.EXPORTS`.
             inputs: Examples to compare with; drawn at random by default.
-            trained: Write the trained weights; the start weights if False.
+            trained: Write the trained weights, or the start weights if False; by default the trained ones if there are
+                any.
 
         Returns:
             What was written, and how it compares: a `lottery.tickets.exporting.Exported`.
@@ -149,6 +150,8 @@ class Ticket:
         from lottery.tickets import exporting
 
         form = exporting.form_of(Path(path), form)
+        if trained is None:
+            trained = self.trained is not None
         model = self.model(trained, exporting.EXPORTS[form].library)
         return exporting.export(model, self.masks, path, form, inputs, self.held_at)
 
@@ -156,7 +159,7 @@ class Ticket:
         if not trained:
             return self.weights
         if self.trained is None:
-            raise TicketError("The ticket holds no trained weights; train its model, or leave trained=True out.")
+            raise TicketError("The ticket holds no trained weights; train its model, or pass trained=False.")
         return self.trained
 
     def facts(self) -> dict[str, str]:

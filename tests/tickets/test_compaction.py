@@ -291,6 +291,19 @@ def test_a_channel_without_scale_is_a_constant(keras, center):
     assert difference(model, compacted) < TOLERANCE
 
 
+@pytest.mark.parametrize("shape", [(-1,), (144,)])
+def test_a_reshape_to_a_vector_has_the_entries_that_are_left(keras, shape):
+    layers = keras.layers
+    stack = [layers.Conv2D(4, 3, use_bias=False), layers.Reshape(shape), layers.Dense(2)]
+    model = randomise(sequential(keras, (8, 8, 1), *stack), 1)
+    kernel = weights.read(model)["conv2d/kernel"]
+    kernel[..., [0, 2]] = 0
+    assign(model, conv2d__kernel=kernel)
+    compacted = compaction.compact(model)
+    assert after(compacted) == [2, 2]
+    assert difference(model, compacted) < TOLERANCE
+
+
 def test_constants_are_folded_through_entrywise_activations_only(keras):
     import tensorflow as tf
 

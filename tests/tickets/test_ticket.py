@@ -178,6 +178,22 @@ def test_a_built_in_network_is_built_in_either_library(tmp_path, rng):
         assert_same_bits(portable_state(built), own.weights)
 
 
+def test_a_built_in_network_is_in_float32_whatever_a_process_builds_in(rng):
+    import keras
+
+    model = MAKE["conv_2"](library_of("keras"))
+    own = tickets.of(model, any_masks(rng, weights.prunable(model)))
+    named = lottery.models.architecture.describe(model, "conv_2")
+    ticket = tickets.Ticket(own.masks, own.weights, None, named, {}, {})
+    keras.config.set_dtype_policy("float16")
+    try:
+        built = ticket.model()
+        assert keras.config.dtype_policy().name == "float16"
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert_same_bits(portable_state(built), own.weights)
+
+
 @pytest.fixture(scope="module")
 def layers_of_all_kinds():
     """The same network in both Kerases, of layers that the two write otherwise."""
@@ -707,6 +723,8 @@ def test_what_cannot_be_loaded_built_or_saved_says_why(small, small_run, tmp_pat
     refused("round 4 is not stored for replicate 1. It has 0 to 3", load, run, round=4)
     refused("round -1 is not stored", load, run, round=-1)
     refused("round must be .*not 'bets'. Did you mean 'best'", load, run, round="bets")
+    refused("round 4 is not stored", load, run, round="4")
+    assert load(run, round="1").density == load(run, round=1).density
     refused(r"replicate 3 is not stored. The run has \[1, 2\]", load, run, round=1, replicate=3)
     for wrong in (0, -0.5, 1.5, math.nan, math.inf, "0.2"):
         refused(r"density must be a fraction in \(0, 1\], not", load, run, density=wrong)
@@ -882,3 +900,5 @@ def test_a_ticket_exports_itself(small_run, tmp_path):
     assert start.form == "npz"
     with pytest.raises(LotteryError, match="suffix"):
         ticket.export(tmp_path / "a.bin")
+    alone = tickets.Ticket(ticket.masks, ticket.weights, None, ticket.architecture, {}, {})
+    assert files.read(alone.export(tmp_path / "alone.npz").path) == files.read(start.path)
