@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery import randomness, weights
+from lottery import interrupts, randomness, weights
 from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
 from lottery.masks import Weights
@@ -77,13 +77,17 @@ def path(
     evaluations: Mapping[str, Callable[[], Logs]],
     alphas: Iterable[float],
     recompute: Callable[[], None] | None = None,
+    should_stop: interrupts.ShouldStop = interrupts.never,
 ) -> list[PathPoint]:
     """Evaluate the networks at some points between two networks of a model, which keeps the weights of the last point.
 
-    The result is rows of alpha, split, loss and error, which is 1 - accuracy. A loss may be infinite or NaN.
+    The result is rows of alpha, split, loss and error, which is 1 - accuracy. A loss may be infinite or NaN. Raises
+    `interrupts.Stopped` before a point where `should_stop` returns a signal.
     """
     rows = []
     for alpha in alphas:
+        if signal := should_stop():
+            raise interrupts.Stopped(signal)
         weights.assign(model, between(first, second, alpha))
         if recompute is not None:
             recompute()

@@ -23,11 +23,18 @@ def measuring(line: Line, pairs: Mapping[NetworkId, Siblings], training: Trainin
         batches = interpolation.training_batches(prepared.data)
         recompute = interpolation.recomputed(prepared.trainer.loop.model, batches)
     evaluations = interpolation.evaluations(prepared)
-    walk = functools.partial(interpolation.path, evaluations=evaluations, alphas=line.alphas, recompute=recompute)
+    walk = functools.partial(
+        interpolation.path,
+        evaluations=evaluations,
+        alphas=line.alphas,
+        recompute=recompute,
+        should_stop=training.should_stop,
+    )
 
     def train(network: NetworkId) -> None:
         pair = replace(pairs[network], run=training.path)
         sibling_training.train_pair(own, pair)
+        training.on_event(progress.Note(f"{_name(pair)}: the error at {line.num_points} points is measured."))
         _measure(own, pair, walk, line.recompute)
 
     return train
@@ -52,6 +59,9 @@ def _measure(training: Training, pair: Siblings, walk: Callable[..., list[PathPo
     tested = [(alpha, error) for alpha, split, _, error in points if split == "test"]
     found = error_barrier([alpha for alpha, _ in tested], [error for _, error in tested])
     stable = "stable" if found["stable"] else "not stable"
-    where = f"Replicate {pair.replicate}, round {pair.round}, step {pair.step}"
     barrier = f"the test-error barrier is {100 * found['barrier']:.2f} % ({stable})"
-    training.on_event(progress.Note(f"{where}: {barrier}."))
+    training.on_event(progress.Note(f"{_name(pair)}: {barrier}."))
+
+
+def _name(pair: Siblings) -> str:
+    return f"Replicate {pair.replicate}, round {pair.round}, step {pair.step}"

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import shutil
+import signal
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as stn
 
 import lottery
-from lottery import config, files, masks, progress, weights
+from lottery import config, files, interrupts, masks, progress, weights
 from lottery.analysis import connectivity
 from lottery.data import Data
 from lottery.errors import LotteryError
@@ -334,6 +335,24 @@ def test_an_interrupted_call_goes_on_and_a_second_one_trains_nothing(connected, 
     assert at["stored"] != at["recomputed"] and is_right(copied) == []
 
 
+def test_a_path_that_is_measured_can_be_stopped(copied):
+    asked = []
+
+    def should_stop():
+        asked.append(1)
+        return signal.SIGTERM if len(asked) > 2 else 0
+
+    shutil.rmtree(copied.path / "connectivity" / "replicate-1" / "round-01")
+    whole = stored(copied.path / "connectivity")
+    file = pair_of(copied, 2, 1).path_file()
+    siblings.record_file(file).unlink()
+    with pytest.raises(interrupts.Stopped):
+        connect(copied, [1], [K], replicate=2, should_stop=should_stop)
+    assert len(asked) == 3 and not siblings.record_file(file).exists()
+    connect(copied, [1], [K], replicate=2)
+    assert stored(copied.path / "connectivity") == whole
+
+
 def test_two_workers_store_what_one_stores(tmp_path):
     """Processes train siblings of the digits, a built-in network and data set that they make anew."""
     tables = {**TABLES, "data": {"name": "digits", "validation": 137}, "run": {"num_replicates": 1}}
@@ -467,7 +486,7 @@ def test_outdated_paths_are_left_out_and_measured_again(copied):
     whole, said = connectivity.points(copied.path), []
     assert len(whole) == (8 - 2) * POINTS * 2
     connect(copied, [1], [K], on_event=said.append)
-    assert sum("the test-error barrier is" in event.text for event in said) == 2 == len(said)
+    assert sum("the test-error barrier is" in event.text for event in said) == 2 == len(said) - 2
     assert is_right(copied) == [] and len(connectivity.points(copied.path)) == 8 * POINTS * 2
     shutil.rmtree(store.round_path(copied.path, 1, 1))
     left = connectivity.points(copied.path)
