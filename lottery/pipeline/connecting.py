@@ -8,7 +8,7 @@ from pathlib import Path
 from lottery import config, progress
 from lottery.errors import LotteryError, unknown
 from lottery.executors.scheduler import Job
-from lottery.pipeline import branching, dispatch, interpolation, paths, running, sibling_training, worker
+from lottery.pipeline import branching, dispatch, interpolation, running, sibling_paths, sibling_training, worker
 from lottery.pipeline.prepared import Ingredients
 from lottery.pipeline.session import Execution
 from lottery.pruning import rewinding
@@ -62,7 +62,7 @@ def connect(
         if line.recompute and not recomputes:
             session.note("The network has no BatchNormalization, so there are no statistics to recompute.")
         sibling_training.check_networks(wanted)
-        unmeasured = [pair for pair in wanted if not paths.is_measured(pair, recomputes, line.num_points)]
+        unmeasured = [pair for pair in wanted if not sibling_paths.is_measured(pair, recomputes, line.num_points)]
         if not unmeasured:
             session.note(f"All {len(wanted)} paths of {path} are complete.")
             return
@@ -75,7 +75,9 @@ def connect(
         sibling_training.store_states(session, prepared, wanted)
         pairs = {NetworkId(pair.replicate, pair.round, f"step_{pair.step}"): pair for pair in unmeasured}
         recipe = worker.recipe(path, experiment, ingredients, execution.checkpoint_every)
-        recipe = replace(recipe, begin=functools.partial(paths.measuring, replace(line, recompute=recomputes), pairs))
+        recipe = replace(
+            recipe, begin=functools.partial(sibling_paths.measuring, replace(line, recompute=recomputes), pairs)
+        )
         dispatch.train({path: recipe}, [Job(path, pair) for pair in pairs], spans, session, {path: prepared})
 
 
