@@ -17,7 +17,6 @@ from lottery.models.kerases import is_keras
 from lottery.pipeline import building
 from lottery.pipeline.prepared import Ingredients, Prepared
 from lottery.pruning import branches
-from lottery.sparse.reading import Network
 from lottery.training import engines, mirrored
 from lottery.training.records import ACCURACIES, accuracy_among
 
@@ -88,7 +87,7 @@ def notes(prepared: Prepared, ingredients: Ingredients, inputs: Any) -> Iterator
             f"The model draws random numbers by {', '.join(unrepeatable)}, which nothing can restore: "
             "stopped and resumed, the run will not give the same bits."
         )
-    if isinstance(trainer.network, Network) and not engines.is_compiled():
+    if not isinstance(trainer.network, engines.Obstacle) and not engines.is_compiled():
         yield "The sparse engine is compiled with the first sparse network, once on this machine: about 20 seconds."
     if strategy := mirrored.strategy_of(model):
         yield from _of_devices(strategy, is_keras(type(model).train_step))
