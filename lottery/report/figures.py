@@ -12,7 +12,7 @@ from lottery.figures import sheets, style
 from lottery.figures.record import Analysis, NothingToDraw
 from lottery.report.reported import ReportedRun
 from lottery.runs.stored import stored_rounds
-from lottery.statistics.metric import TICKET, of_tickets
+from lottery.statistics.metric import TICKET, Metric, metric_of, of_tickets
 
 MOST = 150_000  # counts of the first layer on a page, of at most four characters each
 _DOTS = 72  # units of an SVG to the inch
@@ -48,13 +48,25 @@ def drawn(run: ReportedRun) -> tuple[dict[str, list[Figure]], dict[str, list[str
     return found, missing
 
 
-def together(runs: Sequence[ReportedRun]) -> Figure:
-    """Draw the accuracy of the tickets of several runs."""
+def together(runs: Sequence[ReportedRun]) -> list[Figure]:
+    """Draw the tickets of several runs: their accuracy, and in a figure of its own the loss of those without one."""
+    groups: dict[Metric, list[ReportedRun]] = {}
+    for run in runs:
+        groups.setdefault(metric_of(run.rows), []).append(run)
+    return [_side_by_side(group, metric, len(groups) == 1) for metric, group in groups.items()]
+
+
+def _side_by_side(runs: Sequence[ReportedRun], metric: Metric, are_all: bool) -> Figure:
+    """Draw the tickets of runs with the same metric."""
     import pandas as pd
 
     some = runs[: len(style.STYLES)]
     tickets = [of_tickets(run.rows).assign(branch=run.label) for run in some]
-    which = "all runs" if len(some) == len(runs) else f"the first {len(some)} runs"
+    which = "all runs"
+    if not are_all:
+        which = f"the runs that measure {'no' if metric.is_loss else 'an'} accuracy"
+    if len(some) < len(runs):
+        which = f"the first {len(some)} of {which}"
     rows = pd.concat(tickets, ignore_index=True)
     drawing = figure(rows, "accuracy", reference=False)
     return drawing._replace(caption=f"The tickets of {which}. {drawing.caption}")

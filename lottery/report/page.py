@@ -50,7 +50,7 @@ def render(runs: Sequence[ReportedRun], author: str = "") -> str:
     chapters = [_chapter(run, f"run-{place}", author) for place, run in enumerate(runs, 1)]
     together, side_by_side = [], None
     if len(runs) > 1:
-        together = [figures.together(runs)]
+        together = figures.together(runs)
         side_by_side = tables.side_by_side(runs)
     by_kind = [of_kind for chapter in chapters for of_kind in chapter["figures"].values()]
     return environment.from_string(parts["html.jinja"]).render(

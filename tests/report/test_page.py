@@ -169,6 +169,19 @@ def test_several_runs_side_by_side(small_run, tmp_path, undrawn):
     assert text.index("Side by side") < text.index("At the same densities")
 
 
+def test_runs_without_an_accuracy_have_a_figure_of_their_own(small_run):
+    one = made(small_run)
+    accuracies = [column for column in one.rows if column.endswith("accuracy")]
+    other = made(small_run, label="regression", rows=one.rows.assign(**dict.fromkeys(accuracies, np.nan)))
+    first, second = figures.together([one, other])
+    assert first.caption.startswith("The tickets of the runs that measure an accuracy. Test accuracy")
+    assert second.caption.startswith("The tickets of the runs that measure no accuracy. Test loss")
+    named = [[line["name"] for panel in drawing.panels for line in panel["lines"]] for drawing in (first, second)]
+    assert named == [[one.label], ["regression"]]
+    (both,) = figures.together([one, one])
+    assert both.caption.startswith("The tickets of all runs. ")
+
+
 def test_facts_that_only_one_of_several_runs_has_are_listed(small_run):
     """As those of a classification beside a regression."""
     one, other = made(small_run), made(small_run)
