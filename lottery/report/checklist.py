@@ -8,9 +8,11 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from lottery.formatting import listed
+from lottery.pruning import branches
 from lottery.report.reported import ReportedRun
 from lottery.runs import verification
-from lottery.settings import GIVEN
+from lottery.settings import COMPILED, GIVEN
 from lottery.statistics.metric import of_tickets, transferred
 
 LEAVES_OUT = (
@@ -55,7 +57,11 @@ def _of_all(labels: Sequence[str], items: Sequence[Item]) -> Item:
 def _described(run: ReportedRun) -> Iterator[Item]:
     """Check what it takes to repeat a run."""
     text = "The method and every hyper-parameter, enough to repeat it"
-    yield Item(text, True, "experiment.toml, under Protocol, with every value and default")
+    passed = _passed(run)
+    how = "experiment.toml, under Protocol, with every value and default"
+    if passed:
+        how = f"no file holds {listed(passed)}: describe it beside experiment.toml, under Protocol"
+    yield Item(text, not passed, how)
     known = run.environment.get("architecture") or {}
     how = "the run does not hold the architecture; only code of your own builds it, so describe it"
     is_known = "name" in known or "keras" in known
@@ -69,6 +75,18 @@ def _described(run: ReportedRun) -> Iterator[Item]:
     yield Item("The data, their split and preprocessing", name != GIVEN, how)
     are_known = {"versions", "processor", "num_threads"} <= run.environment.keys()
     yield Item("Libraries and hardware", are_known, "versions, processor and threads, under Environment")
+
+
+def _passed(run: ReportedRun) -> list[str]:
+    """List the parts of the method that only Python code holds."""
+    experiment = run.experiment
+    parts = {
+        "what the model was compiled with (optimizer, loss, metrics)": experiment.train.optimizer == COMPILED,
+        "the criterion": experiment.prune.criterion == GIVEN,
+        "the enforcement": experiment.run.enforcement == GIVEN,
+    }
+    found = [part for part, is_passed in parts.items() if is_passed]
+    return found + [f"the branch {name}" for name in run.judgement.controls if branches.find(name) is None]
 
 
 def _measured(run: ReportedRun) -> Iterator[Item]:

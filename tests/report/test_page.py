@@ -20,6 +20,7 @@ from lottery.report import checklist, figures, reported, tables
 from lottery.report.page import render, write
 from lottery.runs import store
 from lottery.runs.stored import StoredRound
+from lottery.settings import COMPILED, GIVEN
 from lottery.statistics import verdicts
 
 VOID = {"meta", "link", "br", "img", "hr", "input", "path", "use"}
@@ -251,6 +252,29 @@ def test_the_checklist_sees_what_is_there_and_what_is_not(small_run):
     unknown = made(small_run, environment={**one.environment, "architecture": {"class": "Mine", "why": "code"}})
     assert not states([unknown])["The architecture, enough to build it again"]
     assert not states([one, unknown])["The architecture, enough to build it again"]  # each of them must have it
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "named"),
+    [
+        ("train", "optimizer", COMPILED, "what the model was compiled with (optimizer, loss, metrics)"),
+        ("prune", "criterion", GIVEN, "the criterion"),
+        ("run", "enforcement", GIVEN, "the enforcement"),
+    ],
+)
+def test_the_checklist_asks_for_what_no_file_holds(small_run, section, key, value, named):
+    one = made(small_run)
+    assert checklist.checked([one])[0].done
+    passed = made(small_run, experiment=config.with_values(one.experiment, section, {key: value}))
+    item = checklist.checked([passed])[0]
+    assert not item.done and item.how.startswith(f"no file holds {named}: describe it")
+
+
+def test_the_checklist_asks_for_branches_of_ones_own(small_run):
+    one = made(small_run)
+    own = one.rows[one.rows["round"] > 0].assign(branch="mine")
+    item = checklist.checked([made(small_run, rows=pd.concat([one.rows, own], ignore_index=True))])[0]
+    assert not item.done and item.how.startswith("no file holds the branch mine: ")
 
 
 def test_the_dl_of_key_facts_is_the_runs(small_run):
