@@ -96,7 +96,7 @@ def _draw_dense(ax: Any, points: Table) -> tuple[dict[str, Any], str]:
         return {}, "bars"
     dense = rounds.iloc[0]
     line = style.reference(ax, dense["mean"])
-    if dense["replicates"] <= 1:
+    if dense["replicates"] <= 1 or not dense["finite"]:
         return {}, "bars"
     ax.axhspan(dense["low"], dense["high"], color="0.5", alpha=0.15, linewidth=0, zorder=0)
     return {"dense": (layout.glyph("band"), line)}, _BOTH

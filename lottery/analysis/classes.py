@@ -70,15 +70,23 @@ def figure(found: Table, ax: Any = None, rounds: Iterable[int] | None = None, in
         style.bars(ax, x, part, (color, marker, "none"), f"density {part['density'].iloc[0]:.3g}")
     low, high = points["low"].min(), points["high"].max()
     if np.isfinite([low, high]).all():  # an interval may go on where no difference of accuracies can be
-        ax.set_ylim(max(1.05 * min(low, 0), -1.05), min(1.05 * max(high, 0), 1.05))
+        ax.set_ylim(max(1.05 * min(low, 0), -_EDGE), min(1.05 * max(high, 0), _EDGE))
     ax.set(xlabel="class", ylabel="test accuracy, ticket − dense", xticks=sorted(set(points["class"])))
     return layout.finish(ax, points, "bars", interval)
 
 
 def _caption(found: Table, rounds: Iterable[int] | None = None, interval: str = "t") -> str:
     points = _points(found, rounds, interval)
-    what = "Test accuracy of each class at the early-stop step, ticket − dense."
-    return f"{what} {style.replicates(points, 'bars', interval)}"
+    sentences = [
+        "Test accuracy of each class at the early-stop step, ticket − dense.",
+        style.replicates(points, "bars", interval),
+    ]
+    if points["low"].min() < -_EDGE or points["high"].max() > _EDGE:
+        sentences.append("Bars that end at the edge go on: no difference is below −1 or above 1.")
+    return " ".join(sentences)
+
+
+_EDGE = 1.05  # of the axes, beyond all differences of two accuracies
 
 
 def _points(found: Table, rounds: Iterable[int] | None, interval: str) -> Table:

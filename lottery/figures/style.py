@@ -108,7 +108,8 @@ def spread(table: Table, by: Sequence[str], column: str, interval: str = "range"
     Returns:
         A data frame with the columns of `by`, ``mean``, ``low`` and ``high`` (the ends of the bar by `INTERVALS`),
         ``replicates`` (the number of values that are not NaN), ``of`` (the number of values) and, if the table has
-        them, the mean ``density``, and ``bound``, true if any is. An infinite interval, as of one value, has no length.
+        them, the mean ``density``, and ``bound``, true if any is. Where ``finite`` is false, as of one value, the
+        interval is infinite; it then has no length here, and no bar.
     """
     if interval not in INTERVALS:
         raise unknown("The interval of a plot", interval, INTERVALS)
@@ -127,10 +128,12 @@ def spread(table: Table, by: Sequence[str], column: str, interval: str = "range"
             intervals.mean_interval(values, unit=size)[1:] if values else (0.0, 0.0) for values in lists
         ]
     ends = found[["low", "high"]].astype(float)
-    ends = ends.where(ends.abs() < float("inf"), found["mean"], axis=0)
+    infinite = ends.abs() == float("inf")
+    ends = ends.mask(infinite, found["mean"], axis=0)
     # The mean of equal values may be off by a unit in the last place.
     low, high = ends["low"].clip(upper=found["mean"]), ends["high"].clip(lower=found["mean"])
-    return found.assign(low=low, high=high).sort_values(by[-1], kind="stable", ignore_index=True)
+    found = found.assign(low=low, high=high, finite=~infinite.any(axis=1))
+    return found.sort_values(by[-1], kind="stable", ignore_index=True)
 
 
 def counted(points: Table) -> tuple[int, str]:
@@ -151,7 +154,10 @@ def replicates(points: Table, shape: str, interval: str = "range") -> str:
         return "One replicate (n = 1)."
     if not (points["replicates"] > 0).any():
         return f"{number} replicates."
-    return f"Means of n = {number} replicates, {shape}: {INTERVALS[interval]}."
+    text = f"Means of n = {number} replicates, {shape}: {INTERVALS[interval]}."
+    if points["finite"].all():
+        return text
+    return f"{text} Where no bar is drawn, the interval is infinite: it is that of one value, or of two equal ones."
 
 
 def thick(width: float) -> float:
@@ -183,7 +189,8 @@ def bars(ax: Any, x: Any, part: Table, look: BranchStyle, label: str, first: boo
     size, wide, thin, above = (4, 1.6, 0.9, 3) if first else (3.5, 0.9, 0.6, 2)
     ends = None
     if part["replicates"].max() > 1:
-        ends = [part["mean"] - part["low"], part["high"] - part["mean"]]
+        # Without a bar, as one without length would look most certain.
+        ends = [(part["mean"] - part[end]).abs().where(part["finite"]) for end in ("low", "high")]
     return ax.errorbar(
         x, part["mean"], yerr=ends, color=color, marker=marker, markersize=thick(size), linestyle=line,
         linewidth=thick(wide), elinewidth=thick(thin), capsize=thick(2), label=label, zorder=above, **options,

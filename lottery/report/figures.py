@@ -193,7 +193,7 @@ def _lines(ax: Any) -> Iterator[tuple[str, Any, dict[float, tuple[float, float]]
     for container in ax.containers:
         line, _, bars = getattr(container, "lines", (None, (), ()))
         if line is not None:
-            segments = [segment for bar in bars for segment in bar.get_segments()]
+            segments = [segment for bar in bars for segment in bar.get_segments() if len(segment)]  # some have no bar
             yield container.get_label(), line, {segment[0][0]: tuple(segment[:, 1]) for segment in segments}
     for line in ax.lines:
         if line.get_label().startswith("_") or not all(line.get_transform().contains_branch_seperately(ax.transData)):

@@ -19,6 +19,7 @@ from lottery import plots
 from lottery.analysis import connectivity, distances
 from lottery.errors import LotteryError
 from lottery.figures import sheets, style
+from lottery.report.figures import panels
 from lottery.runs import store
 from tests.statistics.test_results import made_up
 
@@ -746,6 +747,31 @@ def test_spread_equals_numpy(rng):
 
 
 # ---- odd runs
+
+
+@pytest.mark.parametrize("kind", ["accuracy", "classes"])
+def test_an_infinite_interval_has_no_bar_and_the_caption_says_so(kind):
+    table = made_up([[0.5, 0.5, 0.6], [0.5, 0.6, 0.6]])  # the first and the last mean are of two equal values
+    columns = {"class": 0, "num": 1, "accuracy": 0.5, "vs_dense": table["early_stop_test_accuracy"] - 0.5}
+    if kind == "classes":
+        table = table.assign(**columns).query("round > 0")
+    ax = plots.kinds()[kind].figure(table, axes(), interval="t")
+    drawn = [len(bar) for container in ax.containers for bar in container.lines[2][0].get_segments()]
+    assert drawn == ([0, 2, 0] if kind == "accuracy" else [2, 0])
+    assert {len(point) for line in panels(ax.figure)[0]["lines"] for point in line["points"]} == {
+        4,
+        6,
+    }  # places and values, and ends
+    said = "Where no bar is drawn, the interval is infinite"
+    assert said in plots.caption(table, kind, interval="t")
+    assert said not in plots.caption(table, kind, interval="range")
+
+
+def test_the_caption_of_classes_names_bars_that_leave_the_axes(rng):
+    said = "Bars that end at the edge go on"
+    table = classes_table(rng).query("replicate < 3")
+    assert said not in plots.caption(table, "classes")
+    assert said in plots.caption(table.assign(vs_dense=table["replicate"] % 2), "classes")
 
 
 def test_without_an_accuracy_the_loss_is_drawn_and_replicates_are_counted(rng):
