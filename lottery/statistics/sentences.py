@@ -51,9 +51,15 @@ def _found(judgement: Judgement) -> Headline:
     rows, rounds, rule = judgement.rows, judgement.rounds, judgement.rule
     if len(rows) and rows[rule.metric.early_stop].isna().all():
         return Headline("The model measures no accuracy, so no ticket can be compared with dense.", OPEN)
+    dense, most_frequent = of_dense(rows), judgement.most_frequent
+    if rule.metric.is_loss and dense[rule.metric.early_stop].mean() == 0:
+        text = "No verdict: the mean test loss of the dense networks is 0, so no loss can be told in per cent of it."
+        return Headline(text, OPEN)
     if rounds.empty:
         return Headline("No verdict yet: no pruned round can be compared with dense.", OPEN)
-    dense, most_frequent = of_dense(rows), judgement.most_frequent
+    if most_frequent == 1:
+        text = "No verdict: all test examples have the same class, so their accuracy says nothing. Check the labels."
+        return Headline(text, BAD)
     best = max(dense[rule.metric.early_stop].mean(), dense[rule.metric.final].mean())
     # The dense network is hardly better than naming the most frequent class each time.
     if best - most_frequent < _HARDLY * (1 - most_frequent):

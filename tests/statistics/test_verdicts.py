@@ -435,6 +435,18 @@ def test_a_lower_loss_is_better_in_words():
     assert "in this one none keeps up with dense. The best has 80 % of the weights, with a test loss 9" in alone
 
 
+def test_a_dense_loss_of_zero_gives_no_verdict_and_the_sentence_says_why():
+    rows = made_up({"ticket": TICKET})
+    zeros = rows.assign(**dict.fromkeys((ACCURACY.early_stop, ACCURACY.budget, ACCURACY.final), np.nan))
+    said = headline(zeros.assign(early_stop_test_loss=rows["round"] / 10), on_losses(verdicts.DEFAULT))
+    assert said.text.startswith("No verdict: the mean test loss of the dense networks is 0, so no loss ")
+
+
+def test_test_examples_of_one_class_give_no_verdict():
+    said = sentences.headline(Judgement(made_up({"ticket": TICKET}), most_frequent=1.0))
+    assert said.text.startswith("No verdict: all test examples have the same class, ") and said.tone == text_tables.BAD
+
+
 def test_the_smallest_matching_ticket_of_losses():
     losses = as_losses(made_up({"ticket": [[0.9, 0.91, 0.89, 0.5]] * 2}), 0.2)
     found = verdicts.smallest_by_mean(losses)
