@@ -174,7 +174,7 @@ def _collect(layer: Any, prefix: str, named: dict[str, Any], seen: set[int]) -> 
             named[_unique(prefix + _own_name(variable, layer), named)] = variable
     taken: Counter[str] = Counter()
     for child in within:
-        stem = plain_name(inside(child))
+        stem = plain_name(type(inside(child)).__name__, inside(child).name)
         name = f"{stem}_{taken[stem]}" if taken[stem] else stem
         taken[stem] += 1
         if id(child) not in seen:  # a shared layer is named at its first place
@@ -189,16 +189,16 @@ def _own_name(variable: Any, layer: Any) -> str:
     return "kernel" if is_depthwise and own == "depthwise_kernel" else own
 
 
-def plain_name(layer: Any) -> str:
-    """Return the layer's name without the number that Keras added."""
+def plain_name(kind: str, name: str) -> str:
+    """Return the name of a layer of a class without the number that Keras added."""
     # As both libraries make a name of a class.
-    snake = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", re.sub(r"\W+", "", type(layer).__name__))
+    snake = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", re.sub(r"\W+", "", kind))
     snake = re.sub(r"([a-z])([A-Z])", r"\1_\2", snake).lower()
     # tf_keras calls functional models "model", and puts "private" before the name of a class that begins with "_";
     # Bidirectional prefixes the names of its two layers.
     automatic = "functional|model" if snake == "functional" else f"(?:private)?{re.escape(snake)}"
-    match = re.fullmatch(rf"(forward_|backward_)?({automatic})(_\d+)?", layer.name)
-    return (match[1] or "") + snake if match else layer.name
+    match = re.fullmatch(rf"(forward_|backward_)?({automatic})(_\d+)?", name)
+    return (match[1] or "") + snake if match else name
 
 
 def _unique(name: str, taken: Mapping[str, Any]) -> str:

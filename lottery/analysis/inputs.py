@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from lottery.analysis import kernels
 from lottery.figures import layout, style
 from lottery.figures.record import Analysis
 from lottery.models import graph
@@ -30,12 +31,16 @@ def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
         kernel with one spatial axis is one row; the first two of three axes are merged into rows.
     """
     shape = image_shape(store.read_environment(run).get("architecture") or {})
+    known = kernels.of_run(run)
     rows = []
     for stored in stored_rounds(run, rounds, branches=False):
         name, mask = next(iter(stored.masks.items()))
         replicate, _, index, density = stored.labels
+        mask, groups = kernels.arranged(name, mask, known)
         what, kept, of = counted(mask, shape)
-        rows += [(replicate, index, density, name, what, *place, num, of) for place, num in np.ndenumerate(kept)]
+        rows += [
+            (replicate, index, density, name, what, *place, num, of // groups) for place, num in np.ndenumerate(kept)
+        ]
     return frame(rows, COLUMNS)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from lottery.analysis import kernels
 from lottery.figures import layout, style
 from lottery.figures.record import Analysis
 from lottery.runs import store
@@ -24,7 +25,7 @@ def degrees_of(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
     The last axis of a weight is its units, the axis before it its inputs, as in the kernels of Keras' Dense and
     convolutions. The axes before those, the places of a convolution's kernel, are summed. A weight with one axis has
-    units only. (The last axis of a depthwise kernel is the multiplier, that of a transposed convolution the input.)
+    units only. (The last axis of a depthwise kernel is the multiplier. `kernels.arranged` has the other exceptions.)
     """
     if mask.ndim < 2:
         return mask.reshape(-1).astype(int), np.zeros(0, int)
@@ -41,10 +42,11 @@ def table(run: Path) -> Table:
         ``units`` are their numbers by the rule of `degrees_of`, and dead ones have the degree 0: the output of a dead
         unit is the same for all examples, and no unit reads a dead input. Nothing is kept of a ``collapsed`` weight.
     """
+    known = kernels.of_run(run)
     rows = []
     for stored in stored_rounds(run):
         for name, mask in stored.masks.items():
-            coming, leaving = degrees_of(mask)
+            coming, leaving = degrees_of(kernels.arranged(name, mask, known)[0])
             kept = int(coming.sum())
             dead = int((leaving == 0).sum()), int((coming == 0).sum())
             sizes = mask.size, kept, kept / mask.size, leaving.size, coming.size
@@ -61,10 +63,12 @@ def degrees(run: Path, rounds: Iterable[int] | None = None) -> Table:
         A data frame with the columns `DEGREE_COLUMNS`: ``count`` units (``side`` is ``"in"``) or inputs (``"out"``)
         have ``degree`` kept entries; the degrees that occur, in ascending order.
     """
+    known = kernels.of_run(run)
     rows = []
     for stored in stored_rounds(run, rounds):
         for name, mask in stored.masks.items():
-            for side, found in zip(("in", "out"), degrees_of(mask), strict=True):
+            by_side = degrees_of(kernels.arranged(name, mask, known)[0])
+            for side, found in zip(("in", "out"), by_side, strict=True):
                 counts = enumerate(np.bincount(found).tolist())
                 rows += [(*stored.labels, name, side, degree, count) for degree, count in counts if count]
     return frame(rows, DEGREE_COLUMNS)

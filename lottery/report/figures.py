@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from lottery import plots
-from lottery.analysis import inputs
+from lottery.analysis import inputs, kernels
 from lottery.figures import sheets, style
 from lottery.figures.record import Analysis, NothingToDraw
 from lottery.report.reported import ReportedRun
@@ -97,7 +97,9 @@ def frames(run: ReportedRun, most: int = MOST) -> dict[str, Any] | None:
         rounds is too much.
     """
     first = next(stored_rounds(run.path, [0], branches=False))
-    num_places = inputs.counted(next(iter(first.masks.values())))[1].size
+    name, mask = next(iter(first.masks.items()))
+    mask, _ = kernels.arranged(name, mask, kernels.of_run(run.path))
+    num_places = inputs.counted(mask)[1].size
     lengths = of_tickets(run.rows).groupby("replicate")["round"].max() + 1
     room = most // num_places
     if room < 2:

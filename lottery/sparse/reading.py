@@ -227,7 +227,7 @@ def _refuse(layer: Any, reasons: Mapping[str, Any]) -> None:
     """Raise `Obstacle` with the first of the reasons that holds of a layer."""
     for why, holds in reasons.items():
         if holds:
-            raise Obstacle(f"{weights.plain_name(layer)} {why}")
+            raise Obstacle(f"{weights.plain_name(type(layer).__name__, layer.name)} {why}")
 
 
 def _check_call(call: graph.LayerCall) -> None:

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis.extra import numpy as hnp
 
 from lottery import config, files, masks, weights
-from lottery.analysis import curves, layers
+from lottery.analysis import curves, inputs, layers
 from lottery.errors import LotteryError
+from lottery.models.architecture import describe
 from lottery.runs import store
 from lottery.runs.stored import stored_rounds
 from lottery.statistics import results
@@ -106,6 +107,34 @@ def test_the_table_counts_planted_dead_units(tmp_path, rng):
         ["out", 0, 1],
         ["out", 36, 3],
     ]
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_inputs_and_units_of_grouped_and_transposed_convolutions(library, tmp_path):
+    """Against what the kernel of each layer really has, in a model within a model too."""
+    keras = pytest.importorskip(library)
+    of = keras.layers
+    inner = keras.Sequential([keras.Input((6, 6, 6)), of.Conv2D(4, 3, groups=2), of.Conv2DTranspose(5, 3)])
+    first = of.Conv2DTranspose(3, 2, name="first")
+    model = keras.Sequential([keras.Input((5, 5, 4)), first, of.Conv2D(6, 1, groups=3), inner, of.Conv2D(7, 1)])
+    kept = {name: np.ones(value.shape, bool) for name, value in weights.prunable(model).items()}
+    first_kernel, grouped, inner_grouped, transposed, plain = kept
+    kept[first_kernel][:, :, 0] = False  # a unit
+    kept[first_kernel][..., [1, 2]] = False  # two inputs
+    kept[grouped][..., 4:] = False  # the units of the last group, and so its input
+    kept[inner_grouped][:, :, 0, 2:] = False  # an input of the second group
+    kept[transposed][..., 0] = False
+    kept[plain][..., 0] = False
+    run = made_run(tmp_path, {1: {(0, "ticket"): kept}}, architecture=describe(model))
+    found = layers.table(run).set_index("weight")[["inputs", "units", "dead_inputs", "dead_units"]]
+    assert found.T.to_dict("list") == {
+        first_kernel: [4, 3, 2, 1], grouped: [3, 6, 1, 2], inner_grouped: [6, 4, 1, 0], transposed: [4, 5, 1, 0],
+        plain: [5, 7, 0, 1],
+    }  # fmt: skip
+    degrees = layers.degrees(run)
+    assert (degrees["degree"] * degrees["count"]).sum() == 2 * sum(mask.sum() for mask in kept.values())
+    read = inputs.table(run).groupby("channel")[["kept", "of"]].sum()
+    assert read.T.to_dict("list") == {0: [8, 12], 1: [0, 12], 2: [0, 12], 3: [8, 12]}
 
 
 def test_degrees_of_a_run_add_up(small_run):
