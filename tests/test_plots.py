@@ -227,6 +227,10 @@ def test_axes_in_per_cent(small_run):
     fallen = pd.concat([made_up([[0.99, 0.98]]), made_up([[0.99, 0.5]], "random_mask")], ignore_index=True)
     legends = [legend(plots.drawn(fallen, axis=axis).axes[0]) for axis in plots.AXES]
     assert "random_mask\n(falls to 0.5)" in legends[0] and "random_mask\n(falls to 50 %)" in legends[1]
+    classes = plots.read(small_run.path, "classes").assign(density=lambda table: 0.512 * 1e-4 ** (table["round"] - 1))
+    ax = plots.drawn(classes, "classes", axis="percent").axes[0]
+    assert ax.get_ylabel() == "test accuracy, ticket − dense (points)"
+    assert legend(ax)[1:4] == ["density 51.2 %", "density 0.00512 %", "density 5.12e-07 %"]
     with pytest.raises(LotteryError, match="'overlap' has no axis of densities or accuracies"):
         plots.drawn(plots.read(small_run.path, "overlap"), "overlap", axis="percent")
     with pytest.raises(LotteryError, match="axis must be 'fraction' or 'percent', not 'per cent'"):

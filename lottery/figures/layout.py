@@ -135,12 +135,15 @@ def _place(ax: Any, handles: Sequence[Any], labels: Sequence[str], above: float 
 
 
 def in_per_cent(ax: Any) -> bool:
-    """Label the axes of densities and accuracies in per cent; False if there are none."""
+    """Label the axes of densities and accuracies in per cent, those of differences in points; False without either."""
     found = False
     for axis in (ax.xaxis, ax.yaxis):
         text = axis.get_label().get_text()
         if style.DENSITY in text or "accuracy" in text:
-            text = text.replace(style.DENSITY, "prunable weights kept (%)").replace("accuracy", "accuracy (%)")
+            if "ticket − dense" in text:
+                text = f"{text} (points)"
+            else:
+                text = text.replace(style.DENSITY, "prunable weights kept (%)").replace("accuracy", "accuracy (%)")
             axis.set_label_text(text)
             for panel in (ax, *ax.child_axes):
                 own = panel.xaxis if axis is ax.xaxis else panel.yaxis
@@ -149,9 +152,11 @@ def in_per_cent(ax: Any) -> bool:
     legend = ax.get_legend()
     if found and legend is not None:
         for text in legend.get_texts():
-            fallen = re.sub(r"(?<=falls to )[\d.]+", lambda value: f"{100 * float(value[0]):.3g} %", text.get_text())
-            text.set_text(fallen)
+            text.set_text(_FRACTION.sub(lambda value: f"{100 * float(value[0]):.3g} %", text.get_text()))
     return found
+
+
+_FRACTION = re.compile(r"(?:(?<=falls to )|(?<=density ))[\d.]+(?:e-\d+)?")  # in a legend
 
 
 def fit(figure: Any) -> None:
