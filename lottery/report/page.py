@@ -79,6 +79,7 @@ def _chapter(run: ReportedRun, anchor: str, author: str) -> dict[str, Any]:
     return {
         "run": run,
         "anchor": anchor,
+        "about": tables.about(run),
         "byline": tables.byline(run, author),
         "headline": headline._replace(text=formatting.unbroken(headline.text)),
         "limits": sentences.limits(run.judgement),

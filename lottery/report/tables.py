@@ -11,6 +11,7 @@ from lottery.errors import LotteryError
 from lottery.figures import style
 from lottery.formatting import duration, percent, plain
 from lottery.report.reported import ReportedRun
+from lottery.settings import GIVEN
 from lottery.statistics import comparison, published, tables, verdicts
 from lottery.statistics.barriers import STABLE
 from lottery.statistics.metric import of_dense, of_tickets
@@ -32,6 +33,16 @@ def of_run(run: ReportedRun) -> dict[str, TextTable | None]:
         "costs": costs_by_branch(run),
         "environment": environment(run),
     }
+
+
+def about(run: ReportedRun) -> str:
+    """Name the network, the data and the criterion of a run, or say that they were passed."""
+    experiment = run.experiment
+    criterion = experiment.prune.criterion
+    network = "a passed network" if experiment.model.name == GIVEN else experiment.model.name
+    data = "passed data" if experiment.data.name == GIVEN else experiment.data.name
+    pruning = "pruning by a passed criterion" if criterion == GIVEN else f"{criterion} pruning"
+    return f"{network} on {data} · {pruning}"
 
 
 def byline(run: ReportedRun, author: str = "") -> list[str]:

@@ -413,6 +413,16 @@ def test_the_page_names_date_version_and_author(small_run, undrawn):
     assert "· by " not in render([one])
 
 
+def test_the_page_says_what_was_passed_in_words(small_run):
+    one = made(small_run)
+    assert tables.about(one) == "lenet_300_100 on digits · magnitude pruning"
+    experiment = one.experiment
+    for section, key in ("model", "name"), ("data", "name"), ("prune", "criterion"):
+        experiment = config.with_values(experiment, section, {key: GIVEN})
+    passed = tables.about(made(small_run, experiment=experiment))
+    assert passed == "a passed network on passed data · pruning by a passed criterion"
+
+
 def test_a_transfer_is_not_compared_with_the_ticket(small_run, undrawn):
     rows = made(small_run).rows
     pruned = rows[rows["round"] > 0]
