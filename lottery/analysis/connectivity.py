@@ -143,6 +143,7 @@ def instability(barriers: Table, ax: Any = None, over: str = "density", batch_no
         later = spread[spread["step"] > 0]["step"]
         # Step 0 has a place on it, as on no logarithmic axis.
         ax.set_xscale("symlog", linthresh=later.min() if len(later) else 1)
+        ax.set_xticks(_sorted(spread, "step"))
         style.plain(ax.xaxis)
         ax.set_xlabel("step that both networks share")
     ax.set_ylim(min(0, spread["low"].min() * 1.1), max(spread["high"].max(), STABLE) * 1.1)
