@@ -7,6 +7,7 @@ import functools
 import json
 import shutil
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -705,3 +706,17 @@ def test_a_path_is_not_read_through_a_link_out_of_the_run(copied, tmp_path, endi
     path.symlink_to(tmp_path / "outside")
     with pytest.raises(LotteryError, match="out of the run's folder by a symbolic link"):
         connectivity.points(copied.path)
+
+
+def test_the_figure_of_late_rewinding(connected, tmp_path, monkeypatch):
+    """The script beside the experiments, which the page of reproductions names."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "experiments")
+    import late_rewinding
+
+    run, _ = connected
+    late_rewinding.main([run.path], tmp_path / "late.png")
+    assert (tmp_path / "late.png").read_bytes().startswith(b"\x89PNG")
+    once, twice = late_rewinding.barriers_of([run.path]), late_rewinding.barriers_of([run.path, run.path])
+    assert len(once) == 2 * 2 * 2 * 2 and (twice["round"] == 0).sum() == (once["round"] == 0).sum()
+    with pytest.raises(LotteryError, match="rewinds to step 0, as a run before it does"):
+        late_rewinding.tickets_of([run.path, run.path])
