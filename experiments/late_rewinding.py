@@ -30,7 +30,7 @@ def main(
     try:
         tickets, barriers = tickets_of(runs), barriers_of(runs)
     except LotteryError as error:
-        raise typer.TyperException(str(error)) from None
+        raise SystemExit(str(error)) from None
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.2), layout="constrained")
     plots.accuracy(tickets, left)
     plots.instability(barriers, right, over="step")

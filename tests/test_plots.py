@@ -90,11 +90,12 @@ def test_one_replicate_has_no_bars():
         assert "One replicate (n = 1)." in plots.caption(made_up([[0.9, 0.8]]), interval=interval)
 
 
-def test_a_round_of_one_replicate_has_a_bar_of_no_length():
+def test_a_round_of_one_replicate_has_a_range_of_no_length_and_no_interval():
     rows = made_up([[0.9, 0.8], [0.92, 0.81]])[:3]
-    for interval in style.INTERVALS:
-        ends = bars(plots.accuracy(rows, axes(), interval=interval).containers[0])
-        assert np.isfinite(ends).all() and ends[1][0] == ends[1][1] == pytest.approx(0.8)
+    ends = bars(plots.accuracy(rows, axes(), interval="range").containers[0])
+    assert np.isfinite(ends).all() and ends[1][0] == ends[1][1] == pytest.approx(0.8)
+    drawn = plots.accuracy(rows, axes(), interval="t").containers[0][2][0].get_segments()
+    assert [len(segment) for segment in drawn] == [2, 0]
 
 
 def test_every_branch_is_drawn_in_a_style_of_its_own():
@@ -192,7 +193,7 @@ def test_styles_and_widths_that_do_not_exist_are_refused(options, message):
 
 
 def test_a_paper_has_t_intervals_and_the_screen_the_range():
-    rows = made_up([[0.9, 0.8], [0.7, 0.8]])
+    rows = made_up([[0.9, 0.8], [0.7, 0.81]])
 
     def ends(**options):
         (bars,) = [bar for bar in plots.drawn(rows, **options).axes[0].containers if bar.get_label() == "ticket"]
