@@ -600,7 +600,7 @@ def test_data_sets_in_one_order_are_refused_and_endless_ones_tested(tmp_path, mo
     prepared = dataclasses.replace(prepared, data=endless)
     monkeypatch.setitem(globals(), "prepare", lambda *_: prepared)
     connect(run, [0], model=linear, data=data, num_points=POINTS + 1, on_event=said.append)
-    assert "do not end within one training, so only the test error is measured" in said[-2].text
+    assert "do not end within one training, so only the test error is measured" in said[-3].text
     points = connectivity.points(run.path)
     assert points["split"].tolist() == ["test"] * (POINTS + 1) and is_right(run) == []
     assert len(connectivity.sentences(connectivity.barriers(points))) == 1

@@ -247,7 +247,7 @@ class Figure:
         several = max(counts) > 1
         self.check(container.has_yerr == several, f"{what}: bars are {'missing' if several else 'drawn'}")
         if several and container.has_yerr:
-            known = ~np.isnan(mean)
+            known = ~np.isnan(low)
             ends = np.array([one for one in bars[0].get_segments() if len(one) == 2]).reshape(-1, 2, 2)
             self.same(f"{what}, places of bars", ends[:, :, 0], np.stack([x, x], 1)[known])
             self.same(f"{what}, bars", ends[:, :, 1], np.stack([low, high], 1)[known])
@@ -341,7 +341,7 @@ def evenly(some: Iterable[int], most: int) -> list[int]:
 
 
 def spread(values: Any, interval: str = "range") -> tuple[np.ndarray, list[int]]:
-    """Means over replicates and the ends of their bars, an array of three rows; and of how many each mean is."""
+    """Means over replicates and the ends of their bars, NaN without one, in three rows; and of how many each mean is."""
     found, counts = [], []
     for some in values:
         known = [float(one) for one in some if one == one]
@@ -350,7 +350,9 @@ def spread(values: Any, interval: str = "range") -> tuple[np.ndarray, list[int]]
         if interval == "range" and known:
             found.append((mean, min(known), max(known)))
             continue
-        if len(known) > 1:
+        if len(known) == 1 or (len(known) == 2 and abs(known[0] - known[1]) <= 1e-6):
+            half = math.nan  # the interval is infinite, and has no bar
+        elif len(known) > 1:
             half = stats.t.ppf(0.975, len(known) - 1) * statistics.stdev(known) / math.sqrt(len(known))
         found.append((mean, mean - half, mean + half))
     return np.array(found).reshape(-1, 3).T, counts
@@ -415,7 +417,8 @@ def look_at_accuracy(figure: Figure, files: Files, full: bool = False, interval:
         figure.inside(x, mean[~below], branch)
         if branch == "ticket":
             look_at_dense(figure, values[0], interval)
-            (_, low, high), counts = spread(values, interval)
+            (centre, low, high), counts = spread(values, interval)
+            low, high = (np.where(np.isnan(end), centre, end) for end in (low, high))
             if not full and any(counts):
                 low, high = max(np.nanmin(low), 0), min(np.nanmax(high), 1)
                 figure.check(low >= bottom and high <= ax.get_ylim()[1], "the ticket's bars leave the axes")
@@ -436,7 +439,7 @@ def look_at_dense(figure: Figure, values: list[float], interval: str) -> None:
     (dense,) = among(figure.ax.lines, "dense")
     figure.label(dense, "dense")
     figure.line(dense, [0, 1], [mean[0]] * 2, "dense")
-    if counts[0] > 1:
+    if counts[0] > 1 and not np.isnan(low[0]):
         (patch,) = figure.ax.patches
         figure.saw(patch)
         figure.same("dense, band", [patch.get_y(), patch.get_y() + patch.get_height()], [*low, *high])
