@@ -63,10 +63,11 @@ def members(how, shapes, units):
 
 
 def by_loops(how, shapes, units, scores, kept, counts):
-    """The masks that keep so many groups of each weight: of equals the later."""
+    """The masks that keep so many groups of each weight, of several sizes by their means: of equals the later."""
     after, norm = {name: mask.copy() for name, mask in kept.items()}, how.norm
     for name, groups in members(how, shapes, units).items():
         pooled = []
+        are_uneven = len({sum(map(len, group.values())) for group in groups}) > 1
         for place, group in enumerate(groups):
             entries = [
                 float(scores[kernel].flat[at])
@@ -75,7 +76,9 @@ def by_loops(how, shapes, units, scores, kept, counts):
                 if kept[kernel].flat[at]
             ]
             if entries:
-                total = {"l1": sum(entries), "l2": math.sqrt(sum(one * one for one in entries)), "max": max(entries)}
+                size = len(entries) if are_uneven else 1
+                squares = sum(one * one for one in entries)
+                total = {"l1": sum(entries) / size, "l2": math.sqrt(squares / size), "max": max(entries)}
                 pooled.append((total[norm], place))
         for _, place in sorted(pooled)[: len(pooled) - counts[name]]:
             for kernel, every in groups[place].items():
