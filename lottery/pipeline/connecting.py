@@ -78,7 +78,7 @@ def connect(
         recipe = replace(
             recipe, begin=functools.partial(sibling_paths.measuring, replace(line, recompute=recomputes), pairs)
         )
-        dispatch.train({path: recipe}, [Job(path, pair) for pair in pairs], spans, session, {path: prepared})
+        dispatch.carry_out({path: recipe}, [Job(path, pair) for pair in pairs], session, {path: prepared}, spans=spans)
 
 
 def _wanted(

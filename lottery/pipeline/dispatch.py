@@ -47,39 +47,35 @@ def carry_out(
     prepared: Mapping[Path, Prepared] | None = None,
     copies: Mapping[Job, Job] | None = None,
     copy: Callable[[Job], None] | None = None,
+    spans: Spans | None = None,
 ) -> None:
     """Train networks, by priority; `copy` those in `copies` from their originals.
 
-    See `scheduler.launch` for errors.
+    `spans` are those of all networks that jobs train, where a job is not one round or branch; the session then counts
+    their steps already. See `scheduler.launch` for errors.
     """
     if not jobs:
         return
     copies = copies or {}
-    spans: Spans = {}
-    for run, network in jobs:
-        if Job(run, network) not in copies:
-            key = (run, network.replicate, network.round, network.branch)
-            spans[key] = network_training.steps_of(recipes[run].experiment, network)
-    session = dataclasses.replace(session, on_event=progress.tallied(session.on_event, spans))
-    train(recipes, jobs, spans, session, prepared, copies, copy)
-
-
-def train(
-    recipes: Mapping[Path, Recipe],
-    jobs: Sequence[Job],
-    spans: Spans,
-    session: "Session",
-    prepared: Mapping[Path, Prepared] | None = None,
-    copies: Mapping[Job, Job] | None = None,
-    copy: Callable[[Job], None] | None = None,
-) -> None:
-    """Train networks of these spans where the session says; see `carry_out`, which finds the spans."""
+    if spans is None:
+        spans = _spans(recipes, [job for job in jobs if job not in copies])
+        session = dataclasses.replace(session, on_event=progress.tallied(session.on_event, spans))
     with contextlib.ExitStack() as stack:
-        num = len(jobs) - len(copies or {})
-        executor = _executor(stack, recipes, spans, num, session, dict(prepared or {}))
+        num_jobs = len(jobs) - len(copies)
+        executor = _executor(stack, recipes, spans, num_jobs, session, dict(prepared or {}))
         if executor.max_workers != 1:  # one after the other they are trained in the order in which they are listed
             jobs = scheduler.by_priority(jobs)
         scheduler.launch(jobs, executor, session.on_event, session.should_stop, copies, copy)
+
+
+def _spans(recipes: Mapping[Path, Recipe], jobs: Sequence[Job]) -> Spans:
+    """Estimate the first and the last step of each network."""
+    return {
+        (run, network.replicate, network.round, network.branch): network_training.steps_of(
+            recipes[run].experiment, network
+        )
+        for run, network in jobs
+    }
 
 
 def _executor(

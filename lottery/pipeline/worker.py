@@ -1,7 +1,6 @@
 """A process that trains networks of runs: made from plain data and the caller's functions, it may run elsewhere."""
 
 import dataclasses
-import functools
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -57,10 +56,10 @@ def recipe(
 
 
 class Open(NamedTuple):
-    """A run that is open for training, and the function that trains its networks."""
+    """A run that is open for training, and the function that trains networks which are no rounds or branches."""
 
     training: Training
-    train: TrainNetwork
+    train: TrainNetwork | None
 
 
 @dataclass
@@ -79,7 +78,14 @@ class Worker:
         store.check_there(recipe.path)
         if store.is_stored(recipe.path, *network):
             return
-        self._opened(recipe, network.replicate).train(network)
+        training, train = self._opened(recipe, network.replicate)
+        if train is not None:
+            train(network)
+        elif network.branch == store.TICKET:
+            rounds.train_chain(training, network.replicate, network.round)
+        else:
+            branch = recipe.branch or branches.BRANCHES[network.branch].function
+            branch_training.train_branch(training, network, branch, recipe.details)
 
     def close(self) -> None:
         """Stop enforcing masks."""
@@ -106,8 +112,7 @@ class Worker:
             on_event = network_training.while_there(recipe.path, self.on_event)
             every = recipe.every or CheckpointInterval()
             training = Training(recipe.path, prepared, on_event, every, self.should_stop, recipe.states)
-            begin = recipe.begin or functools.partial(_rounds_and_branches, recipe)
-            opened = Open(training, begin(training))
+            opened = Open(training, recipe.begin and recipe.begin(training))
         self._open[recipe.path] = opened  # the last that would be closed
         return opened
 
@@ -120,19 +125,6 @@ def trainer(
 ) -> Callable[[Job], None]:
     """Make a function that trains one network in this process; see `lottery.executors.scheduler.Initializer`."""
     return Worker(recipes, on_event, should_stop).train
-
-
-def _rounds_and_branches(recipe: Recipe, training: Training) -> TrainNetwork:
-    """Make the function that trains a round of a run, or a branch from it."""
-
-    def train(network: NetworkId) -> None:
-        if network.branch == store.TICKET:
-            rounds.train_chain(training, network.replicate, network.round)
-        else:
-            branch = recipe.branch or branches.BRANCHES[network.branch].function
-            branch_training.train_branch(training, network, branch, recipe.details)
-
-    return train
 
 
 def _prepared(recipe: Recipe, replicate: int) -> Prepared:
