@@ -24,7 +24,7 @@ from lottery.text_tables import Table
 
 def main(
     runs: Annotated[list[Path], typer.Argument(help="Two or more runs with different rewind.step.")],
-    out: Annotated[Path, typer.Option(help="The figure: png, svg or pdf.")] = Path("late_rewinding.png"),
+    out: Annotated[Path, typer.Option("--out", help="The figure: png, svg or pdf.")] = Path("late_rewinding.png"),
 ) -> None:
     """Draw the accuracy of tickets and the error barriers of runs with different rewind steps, side by side."""
     try:
