@@ -15,7 +15,7 @@ from typing import Any
 from lottery import weights
 from lottery.errors import TicketError, printable
 from lottery.models import graph, networks
-from lottery.models.kerases import LIBRARIES, keras_of, reason
+from lottery.models.kerases import LIBRARIES, in_policy, keras_of, reason
 
 # ``library``; and ``name``, ``input_shape``, ``num_classes`` of a built-in network; or ``keras``, the configuration of
 # a model of Keras' own layers; or, of a model that only its own code can build, ``class`` and ``why``.
@@ -119,14 +119,9 @@ def _check_names(architecture: Architecture) -> None:
 def _built(architecture: Architecture, library: str) -> Any:
     if "name" in architecture:
         name, shape, num_classes = (architecture[key] for key in ("name", "input_shape", "num_classes"))
-        precision = importlib.import_module(library).mixed_precision
-        policy = precision.global_policy()
         # A ticket's weights are float32, whatever this process builds its own models in.
-        precision.set_global_policy("float32")
-        try:
+        with in_policy(importlib.import_module(library), "float32"):
             return networks.builder(name, tuple(shape), num_classes, library)()
-        finally:
-            precision.set_global_policy(policy)
     saving = importlib.import_module(library).saving
     # A copy, because Keras changes what it reads.
     return saving.deserialize_keras_object(copy.deepcopy(architecture["keras"]), safe_mode=True)

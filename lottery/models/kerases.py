@@ -98,3 +98,14 @@ def reason(error: Exception) -> str:
     if not lines:
         return type(error).__name__
     return lines[-1] if "Graph execution error" in str(error) else lines[0]  # the graph's trace comes first, too
+
+
+@contextlib.contextmanager
+def in_policy(keras: Any, name: str) -> Iterator[None]:
+    """Let a library build layers under a dtype policy, unless they name one of their own."""
+    before = keras.mixed_precision.global_policy()
+    keras.mixed_precision.set_global_policy(name)
+    try:
+        yield
+    finally:
+        keras.mixed_precision.set_global_policy(before)

@@ -10,7 +10,7 @@ from lottery import weights
 from lottery.errors import LotteryError, missing
 from lottery.masks import Masks
 from lottery.models import graph
-from lottery.models.kerases import evaluating, is_keras, keras_of, traced_call
+from lottery.models.kerases import evaluating, in_policy, is_keras, keras_of, traced_call
 from lottery.pruning import ranking
 
 Scores = dict[str, np.ndarray]
@@ -381,14 +381,13 @@ def _is_looked_up(tensor: Any) -> bool:
 @contextlib.contextmanager
 def _in_float64(keras: Any) -> Iterator[None]:
     """Build layers in double precision, unless they name a precision of their own."""
-    floatx, policy = keras.backend.floatx(), keras.mixed_precision.global_policy()
+    floatx = keras.backend.floatx()
+    keras.backend.set_floatx("float64")
     try:
-        keras.backend.set_floatx("float64")
-        keras.mixed_precision.set_global_policy("float64")
-        yield
+        with in_policy(keras, "float64"):
+            yield
     finally:
         keras.backend.set_floatx(floatx)
-        keras.mixed_precision.set_global_policy(policy)
 
 
 def _ones(value: Any) -> np.ndarray:

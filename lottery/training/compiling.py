@@ -11,7 +11,17 @@ import numpy as np
 from lottery import randomness, weights
 from lottery.errors import LotteryError
 from lottery.models import optimizers
-from lottery.models.kerases import evaluating, is_compiled, is_keras, keras_of, operations, put_back, tf, traced
+from lottery.models.kerases import (
+    evaluating,
+    in_policy,
+    is_compiled,
+    is_keras,
+    keras_of,
+    operations,
+    put_back,
+    tf,
+    traced,
+)
 from lottery.training import mirrored, schedules
 from lottery.training.examples import fitting
 from lottery.training.settings import COMPILED, Train
@@ -40,16 +50,10 @@ def in_precision(build: Callable[[], Any], policy: str) -> Callable[[], Any]:
         import keras
         import tf_keras
 
-        before = {library: library.global_policy() for library in (keras.mixed_precision, tf_keras.mixed_precision)}
-        if "float64" in {global_policy.name for global_policy in before.values()}:
+        if "float64" in {library.mixed_precision.global_policy().name for library in (keras, tf_keras)}:
             return build()  # SynFlow computes in double precision, whatever the policy
-        try:
-            for library in before:
-                library.set_global_policy(policy)
+        with in_policy(keras, policy), in_policy(tf_keras, policy):
             model = build()
-        finally:
-            for library, global_policy in before.items():
-                library.set_global_policy(global_policy)
         if hasattr(model, "layers") and policy not in policies(model):
             raise LotteryError(
                 f'train.precision is "{policy}", but the function that builds the model sets others: its layers '
