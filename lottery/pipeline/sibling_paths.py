@@ -34,7 +34,7 @@ def measuring(line: Line, pairs: Mapping[NetworkId, Siblings], training: Trainin
     def train(network: NetworkId) -> None:
         pair = replace(pairs[network], run=training.path)
         sibling_training.train_pair(own, pair)
-        training.on_event(progress.Note(f"{_name(pair)}: the error at {line.num_points} points is measured."))
+        training.on_event(progress.Note(f"{_name(pair)}: measuring the error at {line.num_points} points of the line."))
         _measure(own, pair, walk, line.recompute)
 
     return train
