@@ -82,10 +82,14 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
 
 def num_pruned(rate: float, survivors: int) -> int:
     """Return rate times survivors, rounded half to even; the rate counts as the decimal number that was written."""
-    # The float 0.57 is a little lower than 0.57, and of 619,750 it would not end in a half.
-    return round(Fraction(repr(float(rate))) * survivors)
+    return _share(rate, survivors)
 
 
 def num_kept(density: float, entries: int) -> int:
-    """Return density times entries, rounded as `num_pruned` rounds."""
-    return num_pruned(density, entries)
+    """Return density times entries, rounded as by `num_pruned`."""
+    return _share(density, entries)
+
+
+def _share(fraction: float, number: int) -> int:
+    # The float 0.57 is a little lower than 0.57, and of 619,750 it would not end in a half.
+    return round(Fraction(repr(float(fraction))) * number)
