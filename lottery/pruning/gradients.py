@@ -382,12 +382,13 @@ def _is_looked_up(tensor: Any) -> bool:
 def _in_float64(keras: Any) -> Iterator[None]:
     """Build layers in double precision, unless they name a precision of their own."""
     floatx = keras.backend.floatx()
-    keras.backend.set_floatx("float64")
-    try:
-        with in_policy(keras, "float64"):
+    # A policy that nobody has set follows `floatx` (tf_keras 2.21), so it is read before that changes.
+    with in_policy(keras, "float64"):
+        keras.backend.set_floatx("float64")
+        try:
             yield
-    finally:
-        keras.backend.set_floatx(floatx)
+        finally:
+            keras.backend.set_floatx(floatx)
 
 
 def _ones(value: Any) -> np.ndarray:
