@@ -84,6 +84,9 @@ def connectivity(
     recompute: Annotated[
         bool, Option("--recompute-batch-norm", help="Recompute BatchNorm statistics at each point.")
     ] = False,
+    test_only: Annotated[
+        bool, Option("--test-only", help="Leave the error on the training split out, which takes most of the time.")
+    ] = False,
     workers: options.Workers = None,
     checkpoint_every: options.CheckpointEvery = "60s",
     max_hours: options.MaxHours = None,
@@ -104,7 +107,7 @@ def connectivity(
     from lottery.runs.siblings import STORED
 
     often = options.every(checkpoint_every)
-    line = Line(points, recompute)
+    line = Line(points, recompute, test_only)
     chosen, starts = options.numbers("--rounds", rounds), options.numbers("--steps", steps)
     with options.stoppable() as should_stop:
         execution = session.Execution(workers, often, should_stop=should_stop, max_hours=max_hours)

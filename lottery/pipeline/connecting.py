@@ -42,7 +42,7 @@ def connect(
         rounds: By default every complete round, the dense network included.
         steps: The steps k; by default the run's rewind step.
         replicate: All by default.
-        line: The points to evaluate; a stored path with more points is kept.
+        line: What to evaluate; a stored path keeps its points and splits, if it has more of them.
         ingredients: The objects that were passed to the run.
         execution: How to train: a worker trains two siblings, and measures the path between them. Its TensorBoard plays
             no part.
@@ -62,22 +62,22 @@ def connect(
         if line.recompute and not recomputes:
             session.note("The network has no BatchNormalization, so there are no statistics to recompute.")
         sibling_training.check_networks(wanted)
-        unmeasured = [pair for pair in wanted if not sibling_paths.is_measured(pair, recomputes, line.num_points)]
+        line = replace(line, recompute=recomputes)
+        evaluations = sibling_paths.evaluations_on(prepared)
+        unmeasured = [pair for pair in wanted if not sibling_paths.is_measured(pair, line, evaluations)]
         if not unmeasured:
             session.note(f"All {len(wanted)} paths of {path} are complete.")
             return
         spans = sibling_training.spans_of(wanted)
         if spans:
             sibling_training.check_orders(prepared)
-        if "train" not in interpolation.evaluations(prepared):
+        if "train" not in evaluations and not line.test_only:
             session.note("The training data do not end within one training, so only the test error is measured.")
         session = replace(session, on_event=progress.tallied(session.on_event, spans))
         sibling_training.store_states(session, prepared, wanted)
         pairs = {NetworkId(pair.replicate, pair.round, f"step_{pair.step}"): pair for pair in unmeasured}
         recipe = worker.recipe(path, experiment, ingredients, execution.checkpoint_every)
-        recipe = replace(
-            recipe, begin=functools.partial(sibling_paths.measuring, replace(line, recompute=recomputes), pairs)
-        )
+        recipe = replace(recipe, begin=functools.partial(sibling_paths.measuring, line, pairs))
         dispatch.carry_out({path: recipe}, [Job(path, pair) for pair in pairs], session, {path: prepared}, spans=spans)
 
 

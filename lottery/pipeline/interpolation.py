@@ -12,12 +12,10 @@ from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
 from lottery.masks import Weights
 from lottery.models.kerases import is_compiled
-from lottery.pipeline.prepared import Prepared
 from lottery.runs.siblings import PathPoint
 from lottery.statistics.barriers import error_barrier
 from lottery.training import mirrored
 from lottery.training.examples import scaler
-from lottery.training.loop import evaluations_of
 from lottery.training.records import Logs, accuracy_among
 
 # BatchNormalization statistics are recomputed from at most this number of examples, in batches of this size.
@@ -31,10 +29,12 @@ class Line:
     Args:
         num_points: Networks to evaluate on the line, evenly apart, its ends included.
         recompute: Measure BatchNormalization statistics again at each point, in place of interpolating them.
+        test_only: Leave the training split out, which is usually larger and takes most of the time.
     """
 
     num_points: int = 30
     recompute: bool = False
+    test_only: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a line without a point between its ends."""
@@ -211,18 +211,6 @@ def training_batches(data: Splits | Streams) -> Callable[[], Iterator[Any]]:
     return batches
 
 
-def evaluations(prepared: Prepared) -> dict[str, Callable[[], Logs]]:
-    """Make the functions that `path` takes, by split: train and test, or test alone if training data do not end.
-
-    A data set of unknown length counts as endless if it has more batches than a training has steps.
-    """
-    loop, data = prepared.trainer.loop, prepared.data
-    found = {"test": loop.evaluations["test"]}
-    if isinstance(data, Splits) or _is_finite(data.train(), prepared.experiment.train.num_steps):
-        found = {**evaluations_of(loop.model, data, ("train",), loop.examined.test_logs), **found}
-    return found
-
-
 def _with_statistics(model: Any) -> list[Any]:
     """List the layers that are trained and have the statistics of batches."""
     needed = {"momentum", "moving_mean", "moving_variance"}
@@ -235,12 +223,3 @@ def _drawn(num_examples: int) -> Sequence[np.ndarray]:
     drawn = randomness.generator(0).permutation(num_examples)[:STATISTICS_EXAMPLES]
     # In the mean of the batches' statistics each example of a smaller batch would count more, so there is none.
     return np.split(drawn[: len(drawn) // size * size], len(drawn) // size)
-
-
-def _is_finite(dataset: Any, most: int) -> bool:
-    import tensorflow as tf
-
-    known = int(dataset.cardinality())
-    if known != tf.data.UNKNOWN_CARDINALITY:
-        return known != tf.data.INFINITE_CARDINALITY
-    return int(dataset.take(most + 1).reduce(np.int64(0), lambda num, _: num + 1)) <= most

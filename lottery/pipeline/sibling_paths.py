@@ -1,17 +1,23 @@
 """The path between two siblings: both are trained where they are missing, and the networks between them evaluated."""
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from lottery import progress
+from lottery.data import Splits
 from lottery.pipeline import interpolation, sibling_training
 from lottery.pipeline.interpolation import Line
 from lottery.pipeline.network_training import Training
+from lottery.pipeline.prepared import Prepared
 from lottery.runs import siblings
 from lottery.runs.siblings import ORDERS, PathPoint, Siblings
 from lottery.runs.store import NetworkId
 from lottery.statistics.barriers import error_barrier
+from lottery.training.loop import evaluations_of
+from lottery.training.records import Logs
 
 
 def measuring(line: Line, pairs: Mapping[NetworkId, Siblings], training: Training) -> Callable[[NetworkId], None]:
@@ -22,46 +28,85 @@ def measuring(line: Line, pairs: Mapping[NetworkId, Siblings], training: Trainin
     if line.recompute:
         batches = interpolation.training_batches(prepared.data)
         recompute = interpolation.recomputed(prepared.trainer.loop.model, batches)
-    evaluations = interpolation.evaluations(prepared)
-    walk = functools.partial(
-        interpolation.path,
-        evaluations=evaluations,
-        alphas=line.alphas,
-        recompute=recompute,
-        should_stop=training.should_stop,
-    )
+    evaluations = evaluations_on(prepared)
 
     def train(network: NetworkId) -> None:
         pair = replace(pairs[network], run=training.path)
         sibling_training.train_pair(own, pair)
-        training.on_event(progress.Note(f"{_name(pair)}: measuring the error at {line.num_points} points of the line."))
-        _measure(own, pair, walk, line.recompute)
+        whole = _with_stored(line, pair)
+        training.on_event(progress.Note(f"{_name(pair)}: measuring the error at {whole.num_points} points of the line."))
+        chosen = {split: evaluations[split] for split in splits(whole, evaluations)}
+        trainer = prepared.trainer
+        first, second = (pair.network(order) for order in ORDERS)
+        trainer.set_masks(first.masks, first.weights)
+        points = interpolation.path(
+            trainer.model, first.weights, second.weights, chosen, whole.alphas, recompute, training.should_stop
+        )
+        siblings.write_path(pair.path_file(line.recompute), points, pair.digests())
+        training.on_event(progress.Note(f"{_name(pair)}: {_barrier(points)}."))
 
     return train
 
 
-def is_measured(pair: Siblings, recomputed: bool, num_points: int) -> bool:
-    """Check if both siblings are stored, and the path between them, with as many points or more."""
-    file = pair.path_file(recomputed)
-    if pair.missing() or not file.exists() or not siblings.record_file(file).exists():
+def evaluations_on(prepared: Prepared) -> dict[str, Callable[[], Logs]]:
+    """Make the functions that evaluate a network, by split: train and test, or test alone if training data do not end.
+
+    A data set of unknown length counts as endless if it has more batches than a training has steps.
+    """
+    loop, data = prepared.trainer.loop, prepared.data
+    found = {"test": loop.evaluations["test"]}
+    if isinstance(data, Splits) or _is_finite(data.train(), prepared.experiment.train.num_steps):
+        found = {**evaluations_of(loop.model, data, ("train",), loop.examined.test_logs), **found}
+    return found
+
+
+def splits(line: Line, evaluations: Collection[str]) -> list[str]:
+    """List the splits to measure on a line, of those that can be evaluated."""
+    return ["test"] if line.test_only else list(evaluations)
+
+
+def is_measured(pair: Siblings, line: Line, evaluations: Collection[str]) -> bool:
+    """Check if both siblings are stored, and the path between them has the splits and as many points or more."""
+    record = _stored(pair, line)
+    if record is None or not set(splits(line, evaluations)) <= set(record["splits"]):
         return False
+    return record["num_points"] >= line.num_points
+
+
+def _stored(pair: Siblings, line: Line) -> dict[str, Any] | None:
+    """Read the record of the path that is stored between two siblings, if it is complete and between these."""
+    file = pair.path_file(line.recompute)
+    if pair.missing() or not file.exists() or not siblings.record_file(file).exists():
+        return None
     record, _ = siblings.read_path(file)
-    return record["num_points"] >= num_points and not pair.misfit(record["networks"])
+    return None if pair.misfit(record["networks"]) else record
 
 
-def _measure(training: Training, pair: Siblings, walk: Callable[..., list[PathPoint]], recomputed: bool) -> None:
-    """Evaluate and store the path between two siblings."""
-    trainer = training.prepared.trainer
-    first, second = (pair.network(order) for order in ORDERS)
-    trainer.set_masks(first.masks, first.weights)
-    points = walk(trainer.model, first.weights, second.weights)
-    siblings.write_path(pair.path_file(recomputed), points, pair.digests())
+def _with_stored(line: Line, pair: Siblings) -> Line:
+    """Add what the stored path has to a line, so that nothing is lost where it is measured again."""
+    record = _stored(pair, line)
+    if record is None:
+        return line
+    test_only = line.test_only and "train" not in record["splits"]
+    return replace(line, num_points=max(line.num_points, record["num_points"]), test_only=test_only)
+
+
+def _barrier(points: list[PathPoint]) -> str:
+    """Say how high the barrier of the test error is."""
     tested = [(alpha, error) for alpha, split, _, error in points if split == "test"]
     found = error_barrier([alpha for alpha, _ in tested], [error for _, error in tested])
     stable = "stable" if found["stable"] else "not stable"
-    barrier = f"the test-error barrier is {100 * found['barrier']:.2f} % ({stable})"
-    training.on_event(progress.Note(f"{_name(pair)}: {barrier}."))
+    return f"the test-error barrier is {100 * found['barrier']:.2f} % ({stable})"
 
 
 def _name(pair: Siblings) -> str:
     return f"Replicate {pair.replicate}, round {pair.round}, step {pair.step}"
+
+
+def _is_finite(dataset: Any, most: int) -> bool:
+    import tensorflow as tf
+
+    known = int(dataset.cardinality())
+    if known != tf.data.UNKNOWN_CARDINALITY:
+        return known != tf.data.INFINITE_CARDINALITY
+    return int(dataset.take(most + 1).reduce(np.int64(0), lambda num, _: num + 1)) <= most

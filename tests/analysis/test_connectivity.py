@@ -66,8 +66,8 @@ def go(out, overrides=None):
     return lottery.run(TABLES, overrides, model=build, data=arrays(), out=out, tensorboard=False, on_event=quietly)
 
 
-def connect(run, *arguments, num_points=POINTS, recompute=False, **options):
-    line = interpolation.Line(num_points, recompute)
+def connect(run, *arguments, num_points=POINTS, recompute=False, test_only=False, **options):
+    line = interpolation.Line(num_points, recompute, test_only)
     options = {"line": line, "model": build, "data": arrays(), "on_event": quietly} | options
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(preparing, "prepare", prepared_once)
@@ -334,6 +334,25 @@ def test_an_interrupted_call_goes_on_and_a_second_one_trains_nothing(connected, 
     points = points.query("replicate == 1 and round == 1 and step == 0")
     at = {kind: part["loss"].tolist() for kind, part in points.groupby("batch_norm")}
     assert at["stored"] != at["recomputed"] and is_right(copied) == []
+
+
+def test_the_training_split_can_be_left_out_and_is_not_lost_where_it_is_there(copied):
+    pair = pair_of(copied, 1, 1)
+    _, both = siblings.read_path(pair.path_file())
+
+    def again(num_points, test_only):
+        connect(copied, [1], [K], replicate=1, num_points=num_points, test_only=test_only)
+        return siblings.read_path(pair.path_file())[1]
+
+    siblings.record_file(pair.path_file()).unlink()
+    assert again(POINTS, test_only=True) == [row for row in both if row[1] == "test"] and is_right(copied) == []
+    barriers = connectivity.barriers(connectivity.points(copied.path))
+    assert set(barriers.query(f"replicate == 1 and round == 1 and step == {K}")["split"]) == {"test"}
+    # Both splits, at the points that are stored of one.
+    assert again(3, test_only=False) == both
+    assert again(3, test_only=True) == both
+    finer = again(2 * POINTS - 1, test_only=True)
+    assert finer[:2] == both[:2] and len(finer) == 2 * (2 * POINTS - 1) and set(both) <= set(finer)
 
 
 def test_a_path_that_is_measured_can_be_stopped(copied):

@@ -4,6 +4,7 @@ LeNet-300-100 in NumPy, ResNet-20 in plain TensorFlow operations in double preci
 differentiation. Only the network's weights and the batch are read from the package.
 """
 
+import keras
 import numpy as np
 import pytest
 
@@ -312,6 +313,7 @@ def test_large_init_large_final_cuts_both_at_the_same_percentile(network, name):
     """Three rounds, layer by layer; each pruned entry is out of the percentiles of the next."""
     rng, sign = np.random.default_rng(5), 1 if name.startswith("large") else -1
     shape = (28, 28) if network.startswith("lenet") else (32, 32, 3)
+    keras.utils.set_random_seed(0)
     initial = weights.read(networks.builder(network, shape, 10)())
     settings = Prune(criterion=name, num_rounds=3, rate=0.5)
     kept, exact, seen = masks.ones_like(initial), 0, 0
