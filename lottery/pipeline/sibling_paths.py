@@ -30,11 +30,15 @@ def measuring(line: Line, pairs: Mapping[NetworkId, Siblings], training: Trainin
         recompute = interpolation.recomputed(prepared.trainer.loop.model, batches)
     evaluations = evaluations_on(prepared)
 
+    def say(pair: Siblings, text: str) -> None:
+        place = f"Replicate {pair.replicate}, round {pair.round}, step {pair.step}"
+        training.on_event(progress.Note(f"{place}: {text}."))
+
     def train(network: NetworkId) -> None:
         pair = replace(pairs[network], run=training.path)
         sibling_training.train_pair(own, pair)
         whole = _with_stored(line, pair)
-        training.on_event(progress.Note(f"{_name(pair)}: measuring the error at {whole.num_points} points of the line."))
+        say(pair, f"measuring the error at {whole.num_points} points of the line")
         chosen = {split: evaluations[split] for split in splits(whole, evaluations)}
         trainer = prepared.trainer
         first, second = (pair.network(order) for order in ORDERS)
@@ -43,7 +47,7 @@ def measuring(line: Line, pairs: Mapping[NetworkId, Siblings], training: Trainin
             trainer.model, first.weights, second.weights, chosen, whole.alphas, recompute, training.should_stop
         )
         siblings.write_path(pair.path_file(line.recompute), points, pair.digests())
-        training.on_event(progress.Note(f"{_name(pair)}: {_barrier(points)}."))
+        say(pair, _barrier(points))
 
     return train
 
@@ -97,10 +101,6 @@ def _barrier(points: list[PathPoint]) -> str:
     found = error_barrier([alpha for alpha, _ in tested], [error for _, error in tested])
     stable = "stable" if found["stable"] else "not stable"
     return f"the test-error barrier is {100 * found['barrier']:.2f} % ({stable})"
-
-
-def _name(pair: Siblings) -> str:
-    return f"Replicate {pair.replicate}, round {pair.round}, step {pair.step}"
 
 
 def _is_finite(dataset: Any, most: int) -> bool:
