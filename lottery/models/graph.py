@@ -170,6 +170,15 @@ def is_squashing(layer: Any) -> bool:
     return name in ACTIVATIONS and ACTIVATIONS[name].is_squashing
 
 
+def ends_linear(model: Any) -> bool:
+    """Check if all outputs of a model are known to come from layers with weights and without an activation."""
+    layers = list(last_layers(model))
+    return bool(layers) and all(
+        facts_of(class_name(layer)).effect == WEIGHTED and getattr(layer.activation, "__name__", "") == "linear"
+        for layer in layers
+    )
+
+
 @dataclass(frozen=True)
 class LayerCall:
     """A call of a layer, or of an operation such as ``a + b``, in a graph."""

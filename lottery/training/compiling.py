@@ -10,7 +10,7 @@ import numpy as np
 
 from lottery import randomness, weights
 from lottery.errors import LotteryError
-from lottery.models import optimizers
+from lottery.models import graph, optimizers
 from lottery.models.kerases import (
     evaluating,
     in_policy,
@@ -80,8 +80,9 @@ def policies(model: Any) -> set[str]:
 def compile_model(model: Any, settings: Train, example: Any, schedule_step: Any = None) -> None:
     """Give a model its optimizer and loss, unless it comes compiled: then it keeps its own, and its metrics.
 
-    The loss is a cross-entropy: for probabilities if the outputs on the example, a few inputs, are not negative and sum
-    to one, else for logits. A learning rate with a schedule adds the variable `schedule_step` to the optimizer's count.
+    The loss is a cross-entropy: for logits if the outputs come from a linear layer, for probabilities if those of the
+    example, a few inputs, are not negative and sum to one, and else for logits. A learning rate with a schedule adds
+    the variable `schedule_step` to the optimizer's count.
     """
     keras = keras_of(model)
     if is_compiled(model):
@@ -98,7 +99,8 @@ def compile_model(model: Any, settings: Train, example: Any, schedule_step: Any 
         raise LotteryError('train.optimizer = "compiled" needs a compiled model; this model is not compiled.')
     with fitting(model.name):
         outputs = model(example, training=False)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=not _are_probabilities(outputs))
+    are_logits = not _are_probabilities(outputs, graph.ends_linear(model))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=are_logits)
     model.compile(optimizer=optimizer(keras, settings, schedule_step), loss=loss, metrics=["accuracy"])
 
 
@@ -114,7 +116,7 @@ def check_schedule(model: Any) -> None:
             )
 
 
-def _are_probabilities(outputs: Any) -> bool:
+def _are_probabilities(outputs: Any, are_linear: bool) -> bool:
     """Check if outputs are probabilities; raise `LotteryError` if they are of no classes."""
     if not hasattr(outputs, "shape"):
         received, otherwise = "several outputs", ""
@@ -126,7 +128,8 @@ def _are_probabilities(outputs: Any) -> bool:
             f"{otherwise}."
         )
     values = np.asarray(outputs)
-    are_shares = bool(((values >= 0) & (values <= 1)).all())
+    # Of two classes, the logits of a few similar inputs often lie between 0 and 1.
+    are_shares = not are_linear and bool(((values >= 0) & (values <= 1)).all())
     if values.ndim != 2 or values.shape[1] < 2 or (are_shares and not np.allclose(values.sum(1), 1, atol=1e-3)):
         raise LotteryError(
             f"No loss can be chosen for outputs of shape {values.shape[1:]} between {values.min():.3g} and "

@@ -20,7 +20,15 @@ from lottery import config, files, interrupts, masks, progress, weights
 from lottery.analysis import connectivity
 from lottery.data import Data
 from lottery.errors import LotteryError
-from lottery.pipeline import building, connecting, interpolation, network_training, preparing, sibling_training
+from lottery.pipeline import (
+    building,
+    connecting,
+    interpolation,
+    network_training,
+    preparing,
+    sibling_paths,
+    sibling_training,
+)
 from lottery.pipeline.prepared import Ingredients
 from lottery.pipeline.preparing import prepare
 from lottery.pipeline.session import Execution
@@ -624,9 +632,9 @@ def test_data_sets_in_one_order_are_refused_and_endless_ones_tested(tmp_path, mo
     assert points["split"].tolist() == ["test"] * (POINTS + 1) and is_right(run) == []
     assert len(connectivity.sentences(connectivity.barriers(points))) == 1
     for dataset, finite in ((train, True), (train.repeat(), False), (train.unbatch().batch(20), True)):
-        assert interpolation._is_finite(dataset, 10) == finite
-    assert not interpolation._is_finite(train.unbatch().batch(20), 9)
-    assert not interpolation._is_finite(train.repeat().unbatch().batch(20), 10)
+        assert sibling_paths._is_finite(dataset, 10) == finite
+    assert not sibling_paths._is_finite(train.unbatch().batch(20), 9)
+    assert not sibling_paths._is_finite(train.repeat().unbatch().batch(20), 10)
 
     model = keras.Sequential([keras.Input((6,)), keras.layers.BatchNormalization()])
     interpolation.recomputed(model, interpolation.training_batches(lottery.data.given(data, run.experiment.data)))()

@@ -273,6 +273,10 @@ def test_the_loss_follows_from_what_the_outputs_are():
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, activation)])
         compiling.compile_model(model, SETTINGS, example)
         assert model.loss.get_config()["from_logits"] is from_logits
+    small = keras.layers.Dense(2, kernel_initializer="zeros", bias_initializer=keras.initializers.Constant(0.4))
+    model = keras.Sequential([keras.Input((6,)), keras.Sequential([small])])
+    compiling.compile_model(model, SETTINGS, example)
+    assert model.loss.get_config()["from_logits"]
     one = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
     with pytest.raises(LotteryError, match="compile the model with the loss"):
         compiling.compile_model(one, SETTINGS, example)
