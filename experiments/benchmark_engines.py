@@ -194,8 +194,8 @@ def main(
             print_original(console, found, f"turns: {turns}, steps per network: {network_steps or ORIGINAL:,}")
         if agreement:
             num_steps = network_steps or (FEW if network else AGREEMENT)
-            about_pruning = ROUNDS[bool(network)]
-            line = [str(presets.named(network or "lenet_mnist")), *words, *about_pruning]
+            shortened = schedule_words(network or "lenet_mnist", num_steps)
+            line = [str(presets.named(network or "lenet_mnist")), *words, *ROUNDS[bool(network)], *shortened]
             results["agreement"] = found = measure_agreement(line, num_steps, Path(folder))
             print_agreement(console, found, f"{REPLICATES} replicates, steps per network: {num_steps:,}")
 
