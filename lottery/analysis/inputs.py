@@ -37,24 +37,24 @@ def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
         name, mask = next(iter(stored.masks.items()))
         replicate, _, index, density = stored.labels
         mask, groups = kernels.arranged(name, mask, known)
-        what, kept, of = counted(mask, shape)
-        rows += [
-            (replicate, index, density, name, what, *place, num, of // groups) for place, num in np.ndenumerate(kept)
-        ]
+        what, kept, of = counted(mask, shape, groups)
+        rows += [(replicate, index, density, name, what, *place, num, of) for place, num in np.ndenumerate(kept)]
     return frame(rows, COLUMNS)
 
 
-def counted(mask: np.ndarray, shape: tuple[int, ...] = ()) -> tuple[str, np.ndarray, int]:
-    """Count the kept entries of a first weight by the place that they read, in an example of a shape.
+def counted(mask: np.ndarray, shape: tuple[int, ...] = (), groups: int = 1) -> tuple[str, np.ndarray, int]:
+    """Count the kept entries of a first weight, as of `kernels.arranged`, by the place that they read in an example.
 
     Returns:
         `INPUT` or `KERNEL`; an array of counts by (row, column, channel); and the number of entries at each place.
     """
     if mask.ndim < 2:
         return INPUT, mask.reshape(1, -1, 1).astype(int), 1
-    kept, of = mask.sum(axis=-1), mask.shape[-1]
+    of = mask.shape[-1] // groups
+    by_group = mask.reshape(*mask.shape[:-1], groups, of).sum(axis=-1)
+    kept = by_group.swapaxes(-1, -2).reshape(*mask.shape[:-2], -1)
     if mask.ndim > 2:
-        return KERNEL, kept.reshape(-1, *mask.shape[-3:-1]), of
+        return KERNEL, kept.reshape(-1, *kept.shape[-2:]), of
     image = (*shape, 1) if len(shape) == 2 else shape
     if len(image) == 3 and int(np.prod(image)) == kept.size:
         return INPUT, kept.reshape(image), of
@@ -75,14 +75,14 @@ def image_shape(architecture: Mapping[str, Any]) -> tuple[int, ...]:
             return ()
         if layer.name == "InputLayer":
             # Keras 3 and tf_keras have different names for it.
-            whole = settings.get("batch_shape") or settings.get("batch_input_shape") or [None]
-            shapes.append(_whole(whole[1:]))
+            whole = settings.get("batch_shape") or settings.get("batch_input_shape")
+            shapes.append(_whole(whole[1:] if isinstance(whole, (list, tuple)) else None))
     return shapes[0] if len(shapes) == 1 else ()
 
 
 def _whole(shape: Any) -> tuple[int, ...]:
     """Return a shape without open dimensions; any other as empty."""
-    sizes = tuple(shape or ())
+    sizes = tuple(shape) if isinstance(shape, (list, tuple)) else ()
     return sizes if all(type(size) is int and size > 0 for size in sizes) else ()
 
 

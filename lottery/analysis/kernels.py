@@ -1,56 +1,72 @@
-"""The kernels of convolutions as if all had the axes of a plain one: places, inputs, units."""
+"""The kernels of all layers as if they had the axes of a plain one: places, inputs, units."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from lottery import weights
+from lottery.models import graph
 from lottery.models.graph import DescribedLayer
 from lottery.runs import store
 
 
 def of_run(run: Path) -> dict[str, DescribedLayer]:
     """Return the layers of a run's network by the paths in the names of weights; empty where no configuration is."""
-    whole = (store.read_environment(run).get("architecture") or {}).get("keras") or {}
-    return dict(_by_path(whole.get("config") or {}, ""))
+    architecture = store.read_environment(run).get("architecture") or {}
+    return dict(_by_path(graph.described_layers(architecture), ""))
 
 
 def arranged(name: str, mask: np.ndarray, layers: Mapping[str, DescribedLayer]) -> tuple[np.ndarray, int]:
-    """Arrange the mask of a weight with its inputs and its units on the last two axes.
+    """Arrange the mask of a weight with the inputs of a group and the units of all groups on the last two axes.
 
-    The kernel of a transposed convolution has them the other way round, and that of a grouped one has the inputs of a
-    group alone: here a unit keeps no entry of the inputs that only other groups read.
+    The kernel of a transposed convolution has them the other way round, that of a depthwise one the units of a channel
+    alone, and those of attention and of an EinsumDense have several axes of either.
 
     Returns:
-        The mask, and the number of groups.
+        The mask, and the number of groups. The units of a group stand together, and read the inputs of this group.
     """
-    layer = layers.get(name.rpartition("/")[0])
-    if layer is None or mask.ndim < 3:
+    path, _, own = name.rpartition("/")
+    layer = layers.get(path) or DescribedLayer("", {})
+    around = layers.get(path.rpartition("/")[0])
+    if around and graph.facts_of(around.name).multiplied == "projections" and mask.ndim > 2:
+        # The last projection takes the heads and their sizes, which the others make.
+        num_inputs = 2 if path.endswith("/attention_output") else 1
+        return mask.reshape(int(np.prod(mask.shape[:num_inputs])), -1), 1
+    if graph.facts_of(layer.name).multiplied == "equation":
+        return _of_equation(mask, layer.settings.get("equation"))
+    if mask.ndim < 3:
         return mask, 1
     if layer.name.endswith("Transpose"):
         return mask.swapaxes(-1, -2), 1
+    if layer.name.startswith("Depthwise") or own == "depthwise_kernel":
+        return mask.reshape(*mask.shape[:-2], 1, -1), mask.shape[-2]
     groups = layer.settings.get("groups")
-    if type(groups) is not int or groups < 2 or mask.shape[-1] % groups:
+    is_grouped = type(groups) is int and groups > 1 and mask.shape[-1] % groups == 0
+    return mask, groups if is_grouped else 1
+
+
+def _of_equation(mask: np.ndarray, equation: object) -> tuple[np.ndarray, int]:
+    """Arrange the kernel of an EinsumDense: axes that inputs and outputs have, too, tell its groups apart."""
+    parts = re.fullmatch(r"([^,]+),([a-zA-Z]+)->(.+)", str(equation))
+    if parts is None or len(parts[2]) != mask.ndim:
         return mask, 1
-    parts = np.split(mask, groups, axis=-1)
-    found = np.zeros((*mask.shape[:-2], groups * mask.shape[-2], mask.shape[-1]), bool)
-    inputs, units = parts[0].shape[-2:]
-    for place, part in enumerate(parts):
-        found[..., place * inputs : (place + 1) * inputs, place * units : (place + 1) * units] = part
-    return found, groups
+    taken, axes, made = parts.groups()
+    inputs = [place for place, axis in enumerate(axes) if axis not in made]
+    shared = [place for place, axis in enumerate(axes) if axis in made and axis in taken]
+    units = [place for place, axis in enumerate(axes) if axis not in taken]
+    num_inputs, groups = (int(np.prod([mask.shape[place] for place in places])) for places in (inputs, shared))
+    return mask.transpose(*inputs, *shared, *units).reshape(num_inputs, -1), groups
 
 
-def _by_path(config: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, DescribedLayer]]:
-    """Yield the layers within a layer, and those within these, named as `lottery.weights.variables` names them."""
+def _by_path(layers: list[DescribedLayer], prefix: str) -> Iterator[tuple[str, DescribedLayer]]:
+    """Yield layers and those within them, named as `lottery.weights.variables` names them."""
     taken: Counter[str] = Counter()
-    inner = config.get("layer")  # of a wrapper
-    for described in config.get("layers") or ([inner] if inner else []):
-        kind, own = described.get("class_name", ""), described.get("config") or {}
-        stem = weights.plain_name(kind, own.get("name", ""))
+    for layer in layers:
+        stem = weights.plain_name(layer.name, str(layer.settings.get("name", "")))
         path = f"{prefix}{stem}_{taken[stem]}" if taken[stem] else f"{prefix}{stem}"
         taken[stem] += 1
-        yield path, DescribedLayer(kind, own)
-        yield from _by_path(own, f"{path}/")
+        yield path, layer
+        yield from _by_path(graph.layers_within(layer.settings), f"{path}/")

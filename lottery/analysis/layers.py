@@ -20,17 +20,18 @@ COLUMNS = (
 DEGREE_COLUMNS = ("replicate", "branch", "round", "density", "weight", "side", "degree", "count")
 
 
-def degrees_of(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def degrees_of(mask: np.ndarray, groups: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """Count the kept entries of each unit and of each input of a weight.
 
     The last axis of a weight is its units, the axis before it its inputs, as in the kernels of Keras' Dense and
-    convolutions. The axes before those, the places of a convolution's kernel, are summed. A weight with one axis has
-    units only. (The last axis of a depthwise kernel is the multiplier. `kernels.arranged` has the other exceptions.)
+    convolutions; `kernels.arranged` arranges all others so. The axes before those, the places of a convolution's
+    kernel, are summed. A weight with one axis has units only. Of several groups, each has as many inputs and units.
     """
     if mask.ndim < 2:
         return mask.reshape(-1).astype(int), np.zeros(0, int)
-    by_pair = mask.reshape(-1, *mask.shape[-2:]).sum(axis=0)
-    return by_pair.sum(axis=0), by_pair.sum(axis=1)
+    inputs, units = mask.shape[-2:]
+    by_pair = mask.reshape(-1, inputs, groups, units // groups).sum(axis=0)
+    return by_pair.sum(axis=0).ravel(), by_pair.sum(axis=2).T.ravel()
 
 
 def table(run: Path) -> Table:
@@ -46,7 +47,7 @@ def table(run: Path) -> Table:
     rows = []
     for stored in stored_rounds(run):
         for name, mask in stored.masks.items():
-            coming, leaving = degrees_of(kernels.arranged(name, mask, known)[0])
+            coming, leaving = degrees_of(*kernels.arranged(name, mask, known))
             kept = int(coming.sum())
             dead = int((leaving == 0).sum()), int((coming == 0).sum())
             sizes = mask.size, kept, kept / mask.size, leaving.size, coming.size
@@ -67,7 +68,7 @@ def degrees(run: Path, rounds: Iterable[int] | None = None) -> Table:
     rows = []
     for stored in stored_rounds(run, rounds):
         for name, mask in stored.masks.items():
-            by_side = degrees_of(kernels.arranged(name, mask, known)[0])
+            by_side = degrees_of(*kernels.arranged(name, mask, known))
             for side, found in zip(("in", "out"), by_side, strict=True):
                 counts = enumerate(np.bincount(found).tolist())
                 rows += [(*stored.labels, name, side, degree, count) for degree, count in counts if count]

@@ -26,7 +26,7 @@ def check_run(run: Path, names: Mapping[str, Any]) -> None:
             raise _no_chain(f"{architecture['name']} of {str(run)!r} is none")
         return
     described = architecture.get("keras")
-    if not described:
+    if not isinstance(described, dict):
         why = architecture.get("why", "its run did not write its architecture down")
         raise _no_chain(f"the files of {str(run)!r} do not tell if its network is one ({why})")
     if described.get("class_name") != "Sequential":

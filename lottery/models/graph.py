@@ -259,9 +259,20 @@ class DescribedLayer(NamedTuple):
 
 def described_layers(architecture: Mapping[str, Any]) -> list[DescribedLayer]:
     """List the layers of an architecture, as `lottery.models.architecture` describes it, in order."""
-    config = (architecture.get("keras") or {}).get("config") or {}
-    layers = config.get("layers") or []
-    return [DescribedLayer(layer.get("class_name", ""), layer.get("config") or {}) for layer in layers]
+    return layers_within(_record(_record(architecture.get("keras")).get("config")))
+
+
+def layers_within(config: Mapping[str, Any]) -> list[DescribedLayer]:
+    """List the layers that the configuration of a layer names, or of a wrapper. What is none is left out."""
+    # A stranger may have written it, and layers of a user's own may use the same keys for anything.
+    named = config.get("layers") or [config.get("layer")]
+    layers = [layer for layer in named if isinstance(layer, dict)] if isinstance(named, list) else []
+    return [DescribedLayer(str(layer.get("class_name", "")), _record(layer.get("config"))) for layer in layers]
+
+
+def _record(value: Any) -> dict[str, Any]:
+    """Return a value if it is a record, or an empty one."""
+    return value if isinstance(value, dict) else {}
 
 
 def _makers(tensors: Iterable[Any]) -> list[tuple[Any, Any]]:

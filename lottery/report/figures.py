@@ -98,8 +98,8 @@ def frames(run: ReportedRun, most: int = MOST) -> dict[str, Any] | None:
     """
     first = next(stored_rounds(run.path, [0], branches=False))
     name, mask = next(iter(first.masks.items()))
-    mask, _ = kernels.arranged(name, mask, kernels.of_run(run.path))
-    num_places = inputs.counted(mask)[1].size
+    mask, groups = kernels.arranged(name, mask, kernels.of_run(run.path))
+    num_places = inputs.counted(mask, groups=groups)[1].size
     lengths = of_tickets(run.rows).groupby("replicate")["round"].max() + 1
     room = most // num_places
     if room < 2:

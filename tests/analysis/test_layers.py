@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis.extra import numpy as hnp
 
 from lottery import config, files, masks, weights
-from lottery.analysis import curves, inputs, layers
+from lottery.analysis import curves, inputs, layers, overlaps
 from lottery.errors import LotteryError
 from lottery.models.architecture import describe
 from lottery.runs import store
@@ -135,6 +135,72 @@ def test_inputs_and_units_of_grouped_and_transposed_convolutions(library, tmp_pa
     assert (degrees["degree"] * degrees["count"]).sum() == 2 * sum(mask.sum() for mask in kept.values())
     read = inputs.table(run).groupby("channel")[["kept", "of"]].sum()
     assert read.T.to_dict("list") == {0: [8, 12], 1: [0, 12], 2: [0, 12], 3: [8, 12]}
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_inputs_and_units_of_depthwise_convolutions_and_products(library, tmp_path):
+    """Each input and each unit is put into its own, and moves what reads it or what it makes."""
+    keras = pytest.importorskip(library)
+    of = keras.layers
+    x = keras.Input((5, 5, 4))
+    y = of.DepthwiseConv2D(3, depth_multiplier=2)(x)
+    y = of.SeparableConv2D(6, 2, depth_multiplier=3)(y)
+    y = of.Reshape((4, 6))(y)
+    y = of.MultiHeadAttention(num_heads=2, key_dim=3, value_dim=5)(y, y)
+    y = of.EinsumDense("abc,cde->abde", (None, 2, 3))(y)
+    model = keras.Model(x, of.EinsumDense("...de,dfe->...df", (2, 7))(y))
+    kept = {name: np.ones(value.shape, bool) for name, value in weights.prunable(model).items()}
+    depthwise, separable, pointwise, query, key, value, output, made, groups = kept
+    kept[depthwise][:, :, 3] = False  # two units of an input, which is all that reads it
+    kept[depthwise][:, :, 0, 1] = False  # one unit of another
+    kept[separable][:, :, 2, 0] = False
+    kept[query][:, 1] = False  # all units of a head
+    kept[query][4] = False
+    kept[output][0, 2] = False
+    kept[output][..., 1:3] = False
+    kept[made][..., 2] = False  # a unit of each head
+    kept[groups][1, :, 0] = False  # an input of the second group
+    kept[groups][0, 5] = False  # a unit of the first
+    run = made_run(tmp_path, {1: {(0, "ticket"): kept}}, architecture=describe(model))
+    found = layers.table(run).set_index("weight")[["inputs", "units", "dead_inputs", "dead_units"]]
+    assert found.T.to_dict("list") == {
+        depthwise: [4, 8, 1, 3], separable: [8, 24, 0, 1], pointwise: [24, 6, 0, 0], query: [6, 6, 1, 3],
+        key: [6, 6, 0, 0], value: [6, 10, 0, 0], output: [10, 6, 1, 2], made: [6, 6, 0, 2], groups: [6, 14, 1, 1],
+    }  # fmt: skip
+    degrees = layers.degrees(run)
+    assert (degrees["degree"] * degrees["count"]).sum() == 2 * sum(mask.sum() for mask in kept.values())
+    read = inputs.table(run).groupby("channel")[["kept", "of"]].sum()
+    assert read.T.to_dict("list") == {0: [9, 18], 1: [18, 18], 2: [18, 18], 3: [0, 18]}
+
+
+WRONG = [3, "Dense", {"class_name": ["Dense"], "config": {"name": 3, "layers": "none", "layer": 1}}, {"config": 7}]
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        {"name": "lenet_300_100", "input_shape": 3},
+        {"keras": "Sequential"},
+        {"keras": {"config": "Sequential"}},
+        *({"keras": {"config": {"layers": layers}}} for layers in ("none", 3, WRONG)),
+        *(
+            {"keras": {"config": {"layers": [{"class_name": kind, "config": settings}]}}}
+            for kind, settings in (
+                ("EinsumDense", {"name": "dense", "equation": "..."}),
+                ("EinsumDense", {"name": "dense", "equation": 3}),
+                ("InputLayer", {"batch_shape": 3}),
+            )
+        ),
+    ],
+)
+def test_a_configuration_that_is_none_is_left_out(tmp_path, architecture):
+    kept = {"dense/kernel": np.ones((2, 3), bool)}
+    run = made_run(tmp_path, {1: {(0, "ticket"): kept}, 2: {(0, "ticket"): kept}}, architecture=architecture)
+    assert layers.table(run)[["inputs", "units"]].iloc[0].tolist() == [2, 3]
+    assert inputs.table(run)["kept"].tolist() == 2 * [3, 3]
+    if "keras" in architecture:
+        with pytest.raises(LotteryError, match="Matching needs a chain"):
+            overlaps.table(run, 0, matched=True)
 
 
 def test_degrees_of_a_run_add_up(small_run):
