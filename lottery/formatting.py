@@ -14,7 +14,7 @@ def number(value: float | None, form: str = ".4f") -> str:
     """Format a number: empty for None and NaN, and with an exponent if it is too small for four decimals."""
     if value is None or value != value:
         return ""
-    return f"{value:.1e}" if form == ".4f" and 0 < abs(value) < 5e-5 else formatted(value, form)
+    return formatted(value, ".1e" if form == ".4f" and 0 < abs(value) < 5e-5 else form)
 
 
 # Columns of tables, by their names, that are formatted in a way of their own.
