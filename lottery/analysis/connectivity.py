@@ -1,6 +1,5 @@
 """Linear mode connectivity of a run's networks: the error barriers that `connecting.connect` measured, and figures."""
 
-import itertools
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -98,7 +97,7 @@ def barrier(points: Table, ax: Any = None, **which: Unpack[Paths]) -> Any:
     lines = _lines(_chosen(points, **which))
     steps = _sorted(lines, "step")
     looks = dict(zip(steps, style.in_order(len(steps)), strict=True))
-    places = list(itertools.product(_sorted(lines, "split"), _sorted(lines, "round")))
+    places = _panels(lines)
     ax = style.new_or(ax)
     panels = layout.panels(ax, len(places))
     for panel, (name, index) in zip(panels, places, strict=True):
@@ -163,6 +162,11 @@ _DASHES = {"test": "-", "train": "--"}
 
 def _sorted(table: Table, column: str) -> list[Any]:
     return sorted(set(table[column]))
+
+
+def _panels(table: Table) -> list[tuple[str, int]]:
+    """List split and round of each panel; the training split may be measured of some rounds only."""
+    return sorted(set(zip(table["split"], table["round"], strict=True)))
 
 
 def _chosen(
@@ -263,11 +267,8 @@ def _stored_barriers(run: Path) -> Table:
     return barriers(points(run))
 
 
-def _barrier_height(
-    points: Table, width: float, rounds: Iterable[int] | None = None, batch_norm: str | None = None, **options: Any
-) -> float:
-    num = style.of_rounds(_selected(points, batch_norm), rounds)["round"].nunique()
-    across, down = layout.grid(num, width)
+def _barrier_height(points: Table, width: float, **which: Unpack[Paths]) -> float:
+    across, down = layout.grid(len(_panels(_chosen(points, **which))), width)
     return min(max(0.85 * width / across, 0.32 * width), 0.5 * width) * down + style.letters(2)
 
 

@@ -676,6 +676,21 @@ def test_replicates_with_other_points_are_drawn_at_all_of_them(rng):
     (path,) = panel.lines
     values = [more["error"].to_numpy()]
     for replicate in (2, 3):
+def test_a_round_whose_training_split_is_left_out_has_one_panel(rng):
+    points = points_table(rng).query("split == 'test' or round == 0")
+    titles = [panel.get_title() for panel in plots.barrier(points, axes()).child_axes]
+    assert titles == ["test, round 0, density 1", "test, round 7, density 0.21", "train, round 0, density 1"]
+
+
+@pytest.mark.parametrize("num", [1, 2, 3])
+def test_panels_of_both_splits_have_room(rng, num):
+    points = pd.concat([points_table(rng).query("round == 7").assign(round=index) for index in range(num)])
+    figure = plots.drawn(points, "barrier")
+    figure.draw_without_rendering()
+    frame = figure.axes[0].child_axes[0].get_window_extent()
+    assert frame.height > 0.5 * frame.width
+
+
         own = rest[rest["replicate"] == replicate]["error"].to_numpy()
         halves = np.empty(11)
         halves[::2], halves[1::2] = own, (own[1:] + own[:-1]) / 2
