@@ -5,6 +5,7 @@ from typing import Any
 
 from lottery.figures import layout, style
 from lottery.figures.record import Analysis, NothingToDraw
+from lottery.pruning import branches
 from lottery.statistics import results
 from lottery.statistics.metric import of_dense, transferred
 from lottery.text_tables import Table
@@ -42,7 +43,10 @@ def _points(rows: Table, interval: str) -> Table:
     """Average the shares by branch and round; ``bound`` is True where a replicate never has the loss of dense."""
     style.check(rows)
     dense = of_dense(rows).set_index("replicate")["dense_loss_step"]
-    trained = rows[(rows["round"] > 0) & rows["final_train_loss"].notna() & ~transferred(rows)]
+    # What begins with trained weights has no speed of its own.
+    trains_on = [branch for branch in set(rows["branch"]) if branches.trains_on(branch, "weights")]
+    has_speed = ~transferred(rows) & ~rows["branch"].isin(trains_on)
+    trained = rows[(rows["round"] > 0) & rows["final_train_loss"].notna() & has_speed]
     # A dense network that is best before it is trained takes no steps, of which there is no share.
     steps = trained["replicate"].map(dense[dense > 0])
     trained = trained[steps.notna()]

@@ -36,7 +36,7 @@ def table(run: Path) -> Table:
     lowest validation loss up to the budget, ``budget_test_loss`` and ``_accuracy`` are measured there; all NaN for
     branches, and for tickets that an earlier version stored. ``dense_loss_step`` is the first evaluated step at which
     the validation loss is not above the lowest of the dense network; NaN if it is never reached, for transfers, for
-    networks that begin with trained weights, and in runs of earlier versions.
+    networks that begin with trained weights (and for dense, where all rounds do), and in runs of earlier versions.
     """
     return rows_of(run, stored_rounds(run))
 
@@ -52,8 +52,9 @@ def rows_of(run: Path, networks: Iterable[StoredRound]) -> Table:
         row = {"run": stored.run.resolve().name, "last_step": record.get("last_step", experiment.train.num_steps)}
         row |= {column: record[column] for column in _OF_RECORD}
         row |= _beside_dense(stored, dense.get(stored.replicate))
-        # A network that trains on begins with what dense, and rounds before, have learnt.
-        if stored.round and branches.trains_on(stored.branch, experiment.rewind.mode):
+        # A network that trains on begins with what dense, and rounds before, have learnt. Where all rounds do, there is
+        # nothing to compare with the steps of dense.
+        if branches.trains_on(stored.branch, experiment.rewind.mode):
             row["dense_loss_step"] = None
         rows.append(row)
     measured = [column for column in COLUMNS if column.endswith(("loss", "accuracy")) or column in BESIDE_DENSE]

@@ -644,6 +644,16 @@ def test_distances(measure, rng):
         plots.distance(table, axes(), "cosin")
 
 
+@pytest.mark.parametrize("branch", ["fine_tuning", "learning_rate_rewinding"])
+def test_a_branch_that_trains_on_has_no_speed(rng, branch):
+    """How soon it has the loss of dense is not known, and so no lower bound."""
+    rows = rows_table(rng)
+    other = rows[(rows["branch"] == "ticket") & (rows["round"] > 0)].assign(branch=branch, dense_loss_step=np.nan)
+    drawn = [plots.speed(table, axes()) for table in (pd.concat([rows, other]), rows)]
+    first, second = ([text.get_text() for text in ax.get_legend().get_texts()] for ax in drawn)
+    assert first == second
+
+
 def test_paths_and_their_barriers(rng):
     points = points_table(rng)
     ax = plots.barrier(points, axes())
@@ -666,16 +676,6 @@ def test_paths_and_their_barriers(rng):
             plots.barrier(points, axes(), **wrong)
 
 
-def test_replicates_with_other_points_are_drawn_at_all_of_them(rng):
-    points = points_table(rng).query("split == 'test' and round == 7 and step == 500")
-    one, rest = points[points["replicate"] == 1], points[points["replicate"] > 1]
-    more = one.iloc[[0] * 11].assign(alpha=np.linspace(0, 1, 11), error=rng.random(11))
-    table = pd.concat([rest, more], ignore_index=True).sample(frac=1, random_state=1)
-    ax = plots.barrier(table, axes())
-    (panel,) = ax.child_axes
-    (path,) = panel.lines
-    values = [more["error"].to_numpy()]
-    for replicate in (2, 3):
 def test_a_round_whose_training_split_is_left_out_has_one_panel(rng):
     points = points_table(rng).query("split == 'test' or round == 0")
     titles = [panel.get_title() for panel in plots.barrier(points, axes()).child_axes]
@@ -691,6 +691,16 @@ def test_panels_of_both_splits_have_room(rng, num):
     assert frame.height > 0.5 * frame.width
 
 
+def test_replicates_with_other_points_are_drawn_at_all_of_them(rng):
+    points = points_table(rng).query("split == 'test' and round == 7 and step == 500")
+    one, rest = points[points["replicate"] == 1], points[points["replicate"] > 1]
+    more = one.iloc[[0] * 11].assign(alpha=np.linspace(0, 1, 11), error=rng.random(11))
+    table = pd.concat([rest, more], ignore_index=True).sample(frac=1, random_state=1)
+    ax = plots.barrier(table, axes())
+    (panel,) = ax.child_axes
+    (path,) = panel.lines
+    values = [more["error"].to_numpy()]
+    for replicate in (2, 3):
         own = rest[rest["replicate"] == replicate]["error"].to_numpy()
         halves = np.empty(11)
         halves[::2], halves[1::2] = own, (own[1:] + own[:-1]) / 2
