@@ -308,9 +308,14 @@ def replacing(path: Path) -> Iterator[Path]:
         with readable_errors(path):
             for written in (new, *new.rglob("*")):
                 _flush(written)
+            before = folder / "before"
             if path.is_dir():  # a rename replaces files only
-                path.replace(folder / "before")
-            new.replace(path)
+                path.replace(before)
+            try:
+                new.replace(path)
+            finally:
+                if before.exists() and not path.exists():
+                    before.replace(path)
             _flush(path.parent)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -144,6 +144,22 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch, call, c
     assert path.read_bytes() == b"before" and list(tmp_path.iterdir()) == [path]
 
 
+def test_a_saved_model_that_cannot_be_replaced_is_put_back(tmp_path, monkeypatch):
+    path, rename = tmp_path / "model", Path.replace
+    path.mkdir()
+    (path / "saved_model.pb").write_text("old")
+
+    def fails(source, target):
+        if source.parent != tmp_path and target == path and source.name == "model":
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(source, target)
+
+    monkeypatch.setattr(Path, "replace", fails)
+    with pytest.raises(StorageError, match="everything stored before is intact"), files.replacing(path) as new:
+        new.mkdir()
+    assert (path / "saved_model.pb").read_text() == "old" and [found.name for found in tmp_path.iterdir()] == ["model"]
+
+
 def test_rounds_count_only_without_a_gap(tmp_path):
     for index in (0, 1, 3):
         store.write_round(store.round_path(tmp_path, 1, index), {}, {}, [], {})
