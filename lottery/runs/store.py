@@ -183,7 +183,9 @@ def _clear_leftovers(run: Path) -> None:
     # Killed processes leave half-written files, and checkpoints of networks that are complete.
     with files.readable_errors(run):
         for path in (*run.rglob(".*.*-*"), *run.rglob("checkpoint*.safetensors")):
-            if path.name.startswith(".") or (path.parent / "round.json").exists():
+            # A folder is of an export that was killed.
+            is_leftover = path.name.startswith(".") or (path.parent / "round.json").exists()
+            if is_leftover and not path.is_dir():
                 path.unlink(missing_ok=True)
 
 

@@ -199,6 +199,7 @@ def test_what_killed_processes_left_is_removed_when_a_run_is_opened_and_when_it_
     """A worker that is killed while it writes is replaced, and nobody opens the run again."""
     stored, half = tmp_path / "replicate-1" / "round-00", ".masks.safetensors-8312"
     stored.mkdir(parents=True)
+    (tmp_path / ".ticket.tflite-8312").mkdir()  # of an export that was killed
 
     def left():
         return sorted(path.name for path in stored.iterdir())
