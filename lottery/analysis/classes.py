@@ -71,7 +71,12 @@ def figure(found: Table, ax: Any = None, rounds: Iterable[int] | None = None, in
     low, high = points["low"].min(), points["high"].max()
     if np.isfinite([low, high]).all():  # an interval may go on where no difference of accuracies can be
         ax.set_ylim(max(1.05 * min(low, 0), -_EDGE), min(1.05 * max(high, 0), _EDGE))
-    ax.set(xlabel="class", ylabel="test accuracy, ticket − dense", xticks=sorted(set(points["class"])))
+    ax.set(xlabel="class", ylabel="test accuracy, ticket − dense")
+    classes = sorted(set(points["class"]))
+    if len(classes) <= _MOST_TICKS:
+        ax.set_xticks(classes)
+    else:
+        ax.xaxis.get_major_locator().set_params(integer=True)
     return layout.finish(ax, points, "bars", interval)
 
 
@@ -87,6 +92,7 @@ def _caption(found: Table, rounds: Iterable[int] | None = None, interval: str = 
 
 
 _EDGE = 1.05  # of the axes, beyond all differences of two accuracies
+_MOST_TICKS = 20  # the labels of more would lie on each other
 
 
 def _points(found: Table, rounds: Iterable[int] | None, interval: str) -> Table:

@@ -654,6 +654,13 @@ def test_a_branch_that_trains_on_has_no_speed(rng, branch):
     assert first == second
 
 
+@pytest.mark.parametrize(("num", "fewest", "most"), [(20, 20, 20), (100, 5, 20)])
+def test_classes_have_as_many_ticks_as_have_room(rng, num, fewest, most):
+    table = pd.concat([classes_table(rng).query("`class` == 0").assign(**{"class": label}) for label in range(num)])
+    ticks = [tick for tick in plots.classes(table, axes()).get_xticks() if 0 <= tick < num]
+    assert fewest <= len(ticks) <= most and all(tick == int(tick) for tick in ticks)
+
+
 def test_paths_and_their_barriers(rng):
     points = points_table(rng)
     ax = plots.barrier(points, axes())
