@@ -232,6 +232,8 @@ def test_axes_in_per_cent(small_run):
     ax = plots.drawn(classes, "classes", axis="percent").axes[0]
     assert ax.get_ylabel() == "test accuracy, ticket − dense (points)"
     assert legend(ax)[1:4] == ["density 51.2 %", "density 0.00512 %", "density 5.12e-07 %"]
+    ax = plots.drawn(plots.read(small_run.path, "layers"), "layers", axis="percent").axes[0]
+    assert ax.get_ylabel() == "each weight kept (%)" and ax.yaxis.get_major_formatter()(0.5) == "50"
     with pytest.raises(LotteryError, match="'overlap' has no axis of densities or accuracies"):
         plots.drawn(plots.read(small_run.path, "overlap"), "overlap", axis="percent")
     with pytest.raises(LotteryError, match="axis must be 'fraction' or 'percent', not 'per cent'"):

@@ -139,11 +139,12 @@ def in_per_cent(ax: Any) -> bool:
     found = False
     for axis in (ax.xaxis, ax.yaxis):
         text = axis.get_label().get_text()
-        if style.DENSITY in text or "accuracy" in text:
+        if text.startswith(_DENSITY) or "accuracy" in text:
             if "ticket − dense" in text:
                 text = f"{text} (points)"
             else:
-                text = text.replace(style.DENSITY, "prunable weights kept (%)").replace("accuracy", "accuracy (%)")
+                # Such as "density (fraction of prunable weights kept)".
+                text = text.replace("accuracy", "accuracy (%)").removeprefix(_DENSITY).replace("kept)", "kept (%)")
             axis.set_label_text(text)
             for panel in (ax, *ax.child_axes):
                 own = panel.xaxis if axis is ax.xaxis else panel.yaxis
@@ -156,6 +157,7 @@ def in_per_cent(ax: Any) -> bool:
     return found
 
 
+_DENSITY = "density (fraction of "
 _FRACTION = re.compile(r"(?:(?<=falls to )|(?<=density ))[\d.]+(?:e-\d+)?")  # in a legend
 
 
