@@ -18,7 +18,7 @@ from lottery.pipeline import building
 from lottery.pipeline.prepared import Ingredients, Prepared
 from lottery.pruning import branches
 from lottery.training import engines, mirrored
-from lottery.training.records import ACCURACIES, accuracy_among
+from lottery.training.records import ACCURACIES
 
 _BRIGHTEST = 255  # the largest value of a pixel of one byte
 _DIM = 100  # no pixel of an unscaled data set is brighter than this only if all images are dark
@@ -74,8 +74,8 @@ def notes(prepared: Prepared, ingredients: Ingredients, inputs: Any) -> Iterator
     if ingredients.data is not None and isinstance(prepared.data, Splits) and prepared.data.train.x.dtype == np.uint8:
         how = f'data.pixels = "{experiment.data.pixels}"'
         yield f"The inputs are of type uint8, so they are scaled as pixels ({how}); floats stay as they are."
-    measured = accuracy_among(trainer.loop.examined.test_logs or tuple(model.get_metrics_result()))
-    if measured is not None and measured not in ACCURACIES:
+    measured = prepared.accuracy
+    if measured not in (None, *ACCURACIES):
         yield f"The model's {measured!r} is taken for its accuracy, and called test accuracy in every table and figure."
     variables = weights.variables(model)
     for name, why in weights.unprunable(model).items():

@@ -22,6 +22,7 @@ from lottery.pipeline import onednn
 from lottery.pipeline.prepared import Prepared
 from lottery.runs import store
 from lottery.training import mirrored
+from lottery.training.records import ACCURACIES
 
 PACKAGES = (
     "lottery", "tensorflow", "keras", "tf-keras", "tensorflow-model-optimization", "numpy", "safetensors", "numba",
@@ -153,6 +154,8 @@ def record(run: Path, experiment: config.Experiment, prepared: Prepared, num_thr
         now["units"] = units
     if observed := prepared.observe():
         now["observed"] = observed
+    if prepared.accuracy not in (None, *ACCURACIES):
+        now["accuracy"] = prepared.accuracy
     if prepared.cautions:
         now["cautions"] = list(prepared.cautions)
     store.write_record(run / "environment.json", now)

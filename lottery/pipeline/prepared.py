@@ -20,6 +20,7 @@ from lottery.pruning.criteria import ScoreFunction
 from lottery.pruning.plan import Plan
 from lottery.pruning.schedules import Density
 from lottery.settings import COMPILED, GIVEN
+from lottery.training.records import accuracy_among
 from lottery.training.settings import OF_COMPILING
 
 if TYPE_CHECKING:
@@ -77,6 +78,11 @@ class Prepared:
     # By replicate, every variable at step 0, where it is drawn already.
     initial: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
     learners: dict[str, Any] = field(default_factory=dict)  # by rule, the trainers of scores; see `mask_training`
+
+    @property
+    def accuracy(self) -> str | None:
+        """The name of what the model reports as its accuracy; None if it measures none."""
+        return accuracy_among(self.trainer.loop.examined.test_logs or tuple(self.trainer.model.get_metrics_result()))
 
     def check_learns(self, branch: str) -> None:
         """Raise `LotteryError` if a branch learns masks, which it cannot learn for the model of this run."""

@@ -13,7 +13,6 @@ from lottery.pipeline.prepared import NOTHING_PASSED, Ingredients, Prepared, wit
 from lottery.pipeline.session import Execution, Session
 from lottery.runs import store, verification
 from lottery.statistics import metric
-from lottery.training.records import accuracy_among
 
 
 def run(
@@ -165,6 +164,4 @@ def check_complete(path: Path, experiment: config.Experiment) -> None:
 
 def too_fine(prepared: Prepared, tolerance: float | None) -> list[str]:
     """Warn if a tolerance of accuracy is finer than one test example. Of a stream the number of examples is unknown."""
-    model, test_logs = prepared.trainer.model, prepared.trainer.loop.examined.test_logs
-    measured = accuracy_among(test_logs or tuple(model.get_metrics_result()))
-    return metric.too_fine(tolerance, prepared.data.num_examples("test") if measured else 0)
+    return metric.too_fine(tolerance, prepared.data.num_examples("test") if prepared.accuracy else 0)

@@ -98,6 +98,7 @@ class _Environment(Schema, strict=True, extra="allow"):
     # This or an earlier version wrote ``environment.json``: other keys may be there.
     digest: str = ""
     data_sha256: str = ""
+    accuracy: str = ""
     scaling: dict[str, Any] | None = None
     num_threads: Annotated[int, Field(ge=0, le=100_000)] = 0
     num_devices: Annotated[int, Field(ge=1, le=100_000)] = 1

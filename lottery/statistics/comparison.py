@@ -27,6 +27,7 @@ def tables(runs: list[Path]) -> dict[str, Table]:
     Raises `LotteryError` if replicates are not pairs: another seed drew the batches, or from other data.
     """
     labels = labelled(runs)
+    check_metrics(labels.values())
     first, *others = labels.values()
     for run in others:
         for what, own, its in zip(("data set", "run.seed"), drawn_from(run), drawn_from(first), strict=True):
@@ -49,6 +50,14 @@ def labelled(runs: list[Path]) -> dict[str, Path]:
             name = run.name if folders.count(run.name) == 1 else str(run)
         labels[name] = run
     return labels
+
+
+def check_metrics(runs: Iterable[Path]) -> None:
+    """Raise `LotteryError` if what counts as accuracy is another metric in one run than in another."""
+    named = {store.read_environment(run).get("accuracy", "accuracy"): run for run in runs}
+    if len(named) > 1:
+        (one, run), (other, second), *_ = named.items()
+        raise LotteryError(f"{str(run)!r} measures {one!r} and {str(second)!r} {other!r}, so nothing can be compared.")
 
 
 def drawn_from(run: Path) -> tuple[str | None, int]:

@@ -9,8 +9,9 @@ import lottery
 from lottery import config, data
 from lottery.config import Data
 from lottery.errors import LotteryError
-from lottery.pipeline import checks, preparing
+from lottery.pipeline import checks, environment, preparing
 from lottery.pipeline.prepared import Ingredients
+from lottery.runs import store
 from tests.conftest import keep_graphs, quietly
 
 LOGITS, PROBABILITIES, PIXELS = "returns logits", "returns probabilities", "as pixels do"
@@ -97,7 +98,7 @@ def test_what_is_wrong_comes_before_the_verdict_and_is_stored(tmp_path):
     assert LOGITS in lottery.load(run.path).verdict()[0]
 
 
-def test_another_metric_that_is_called_accuracy_is_named():
+def test_another_metric_that_is_called_accuracy_is_named(tmp_path):
     def build():
         model = network(keras)
         metric = keras.metrics.SparseTopKCategoricalAccuracy(2, name="top_2_accuracy")
@@ -107,6 +108,8 @@ def test_another_metric_that_is_called_accuracy_is_named():
     settings = SETTINGS | {"train": SETTINGS["train"] | {"optimizer": "compiled"}}
     found = preparing.prepare(config.load(settings), Ingredients(build, arrays()))
     assert any(note.startswith("The model's 'top_2_accuracy' is taken for its accuracy") for note in found.notes)
+    environment.record(tmp_path, found.experiment, found, 1)
+    assert store.read_environment(tmp_path)["accuracy"] == "top_2_accuracy"
 
 
 def test_a_network_that_learnt_nothing_gets_no_verdict(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import pandas as pd
 import pytest
@@ -11,7 +12,8 @@ from typer.testing import CliRunner
 import lottery
 from lottery import cli
 from lottery.errors import LotteryError
-from lottery.statistics import comparison, results, tables
+from lottery.runs import store
+from lottery.statistics import aggregates, comparison, results, tables
 from tests.conftest import SMALL, quietly
 
 
@@ -111,6 +113,16 @@ def test_what_cannot_be_compared_is_refused():
         comparison.compared({"a": made_up(FIRST)})
     with pytest.raises(LotteryError, match="No run has a round whose density is within 5 % of a round of a"):
         comparison.compared({"a": made_up(FIRST), "b": made_up([[0.9]], densities=(0.3,))})
+
+
+def test_runs_of_different_metrics_are_refused(small_run, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(small_run.path, other)
+    path = other / "environment.json"
+    store.write_record(path, store.read_environment(other) | {"accuracy": "top_2_accuracy"})
+    for compare in (comparison.tables, aggregates.scores):
+        with pytest.raises(LotteryError, match="measures 'accuracy' and .*other' 'top_2_accuracy', so nothing"):
+            compare([small_run.path, other])
 
 
 def test_runs_without_accuracy_are_compared_by_their_test_loss():
