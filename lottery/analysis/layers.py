@@ -102,7 +102,9 @@ def figure(table: Table, ax: Any = None, branch: str = store.TICKET) -> Any:
     looks = style.by_name(part["weight"])
     thickest, thinnest = (3, 0.8) if len(looks) <= len(style.STYLES) else (1, 1)
     widths = np.linspace(thickest, thinnest, len(looks))
-    floor = min(points[points["mean"] > 0]["mean"].min(), network.min())
+    # The bar of a weight of which a replicate has nothing left has no end on a logarithmic axis.
+    ends = points[["low", "mean"]]
+    floor = min(ends[ends > 0].min().min(), network.min())
     ax.set_ylim(floor / (2 if part["collapsed"].any() else 1.15), 1.15)
     for place, (weight, look) in enumerate(looks.items()):
         line = points[points["weight"] == weight]

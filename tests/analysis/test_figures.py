@@ -661,6 +661,11 @@ def test_classes_have_as_many_ticks_as_have_room(rng, num, fewest, most):
     assert fewest <= len(ticks) <= most and all(tick == int(tick) for tick in ticks)
 
 
+def test_bars_of_layers_end_within_the_axes(rng):
+    table = layers_table(rng).query("weight == @WEIGHTS[0]").assign(density=1.0)
+    assert plots.layers(table, axes()).get_ylim()[0] < table["weight_density"].min()
+
+
 def test_paths_and_their_barriers(rng):
     points = points_table(rng)
     ax = plots.barrier(points, axes())
