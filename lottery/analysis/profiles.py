@@ -34,8 +34,8 @@ def figure(found: Table, ax: Any = None) -> Any:
     for method, (color, _, line) in style.by_name(found["method"]).items():
         part = found[found["method"] == method]
         ax.step(
-            part["threshold"], part["fraction"], where="post", label=method, color=color, linestyle=line,
-            linewidth=style.thick(1.6),
+            part["threshold"], part["fraction"], where="post", label=style.legible(method), color=color,
+            linestyle=line, linewidth=style.thick(1.6),
         )  # fmt: skip
         if np.isfinite(part["low"]).all():
             ax.fill_between(

@@ -193,11 +193,16 @@ def bars(ax: Any, x: Any, part: Table, look: BranchStyle, label: str, first: boo
         ends = [(part["mean"] - part[end]).abs().where(part["finite"]) for end in ("low", "high")]
     return ax.errorbar(
         x, part["mean"], yerr=ends, color=color, marker=marker, markersize=thick(size), linestyle=line,
-        linewidth=thick(wide), elinewidth=thick(thin), capsize=thick(2), label=label, zorder=above, **options,
+        linewidth=thick(wide), elinewidth=thick(thin), capsize=thick(2), label=legible(label), zorder=above, **options,
     )  # fmt: skip
 
 
 def renamed(names: Iterable[str], labels: Mapping[str, str] | None) -> dict[str, str]:
+def legible(name: str) -> str:
+    """Return a label that a legend shows: Matplotlib leaves out those that begin with an underscore."""
+    return f" {name}" if name.startswith("_") else name
+
+
     """Return what a legend calls each branch, by name; raise `LotteryError` if a label is for another name."""
     known = list(names)
     for name in labels or {}:

@@ -661,6 +661,14 @@ def test_classes_have_as_many_ticks_as_have_room(rng, num, fewest, most):
     assert fewest <= len(ticks) <= most and all(tick == int(tick) for tick in ticks)
 
 
+@pytest.mark.parametrize("kind", ["accuracy", "early_stop", "speed"])
+def test_a_branch_whose_name_begins_with_an_underscore_is_in_the_legend(rng, kind):
+    """As of a private function of the user's."""
+    rows = rows_table(rng).replace({"branch": {"random_reinit": "_own"}})
+    legend = plots.kinds()[kind].figure(rows, axes()).get_legend()
+    assert " _own" in [text.get_text().partition("\n")[0] for text in legend.get_texts()]
+
+
 def test_bars_of_layers_end_within_the_axes(rng):
     table = layers_table(rng).query("weight == @WEIGHTS[0]").assign(density=1.0)
     assert plots.layers(table, axes()).get_ylim()[0] < table["weight_density"].min()
