@@ -20,6 +20,7 @@ ROUND_FILES = (
 LABEL = r"\w[\w.-]{0,199}"  # of a branch, which is a folder's name too
 
 _Sha = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+# Most programs read numbers of JSON as doubles, which skip whole numbers beyond 2^53.
 _Count = Annotated[int, Field(ge=0, le=2**53)]
 _Fraction = Annotated[float, Field(ge=0, le=1)]
 _Measured = float | None  # JSON has no NaN
@@ -46,6 +47,7 @@ class _Round(Schema, strict=True, extra="allow"):
     # This or an earlier version wrote ``round.json``, so most keys may be absent, and others may be there.
     replicate: Annotated[int, Field(ge=1, le=MOST_REPLICATES)]
     round: Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
+    # Known names alone, so that no record makes a reader open any other file.
     sha256: dict[Literal[ROUND_FILES], _Sha]  # type: ignore[valid-type]
     branch: Annotated[str, Field(pattern=f"^{LABEL}$")] = ""
     density: _Fraction = 1.0
@@ -121,6 +123,7 @@ class Record(dict[str, Any]):
         super().__init__(values)
         self.path = path
 
+    # `get` does not come here: what an earlier version may lack is read by it.
     def __missing__(self, key: str) -> Any:
         raise LotteryError(f"{str(self.path)!r} has no {key!r}: it is damaged, or an earlier version stored it.")
 
@@ -135,12 +138,14 @@ def of_round(values: dict[str, Any], path: Path) -> Record:
 
 def of_environment(values: dict[str, Any], path: Path) -> Record:
     """Check the content of an ``environment.json``, or raise `LotteryError`; every text becomes printable."""
+    # Other keys are allowed, so the schema alone would take a ``round.json``.
     if "replicate" in values:
         raise LotteryError(f"{str(path)!r} is damaged: it is the record of a network.")
     return _checked(_Environment, values, path)
 
 
 def _checked(schema: type[Schema], values: dict[str, Any], path: Path) -> Record:
+    # The result is not used: it has defaults, which would hide what a record lacks.
     try:
         schema.model_validate(values)
     except ValidationError as error:

@@ -43,6 +43,7 @@ class Siblings:
     @property
     def state_file(self) -> Path:
         """The file of every variable of the dense network at the step."""
+        # The run itself keeps these two; those of all other steps are in the folder of connectivity.
         if self.step in (0, self.experiment.rewind.step):
             return store.start_path(self.run, self.replicate, self.step)
         return store.state_path(folder(self.run), self.replicate, self.step)
@@ -152,6 +153,7 @@ def read_path(path: Path) -> tuple[dict[str, Any], list[PathPoint]]:
         rows = store.parse_rows(content, PATH, (float, str, float, float))
         for split in {row[1] for row in rows} or {"test"}:
             alphas = [row[0] for row in rows if row[1] == split]
+            # Exactly: they were made by the same call, and the file has every digit of them.
             if not np.array_equal(alphas, np.linspace(0, 1, max(2, len(alphas)))):
                 raise ValueError(f"the points of the split {split!r} do not go evenly from 0 to 1")
         if not all(0 <= row[3] <= 1 for row in rows):
@@ -170,6 +172,7 @@ def read_path(path: Path) -> tuple[dict[str, Any], list[PathPoint]]:
 def stored_paths(run: Path, experiment: config.Experiment) -> Iterator[tuple[Siblings, bool]]:
     """List every complete path of a run: its siblings, and True if its statistics are recomputed."""
     for path in sorted(folder(run).glob("replicate-*/round-*/path-step_*.csv")):
+        # The glob takes other names too, and a path without its record is written only in part.
         usual = re.search(rf"/replicate-(\d+)/round-(\d+)/path-step_(\d+)(-{RECOMPUTED})?\.csv$", path.as_posix())
         if usual and record_file(path).exists():
             *numbers, kind = usual.groups()
@@ -256,5 +259,6 @@ def _wrong_path(pair: Siblings, recomputed: bool) -> Iterator[str]:
         tested = {row[0]: row[3] for row in rows if row[1] == "test"}
         for alpha, order in zip((0.0, 1.0), ORDERS, strict=True):
             error = 1 - pair.network(order).record["final_test_accuracy"]
+            # Keras computes an accuracy in float32. The negation counts NaN as wrong.
             if not abs(tested[alpha] - error) <= 1e-6:
                 yield f"At alpha {alpha:g} the test error is {tested[alpha]}, and that of the network {error}."

@@ -75,6 +75,7 @@ def inside(run: Path, path: Path) -> Path:
 
 def refuse_links(run: Path) -> None:
     """Raise `LotteryError` if a symbolic link below a run leads out of its folder: writing would follow it."""
+    # Links to folders are listed among the folders, and not followed.
     for folder, folders, names in os.walk(run):
         for path in (Path(folder, name) for name in (*folders, *names)):
             if path.is_symlink():
@@ -88,6 +89,7 @@ def run_path(out: str | Path, experiment: config.Experiment) -> Path:
 
 def round_path(run: Path, replicate: int, index: int, branch: str = TICKET) -> Path:
     """Return the folder of a round, or of a branch from it."""
+    # Two digits, so that listings by name are in order up to round 99.
     folder = run / f"replicate-{replicate}" / f"round-{index:02d}"
     return folder if branch == TICKET else folder / f"branch-{branch}"
 
@@ -167,6 +169,7 @@ def opened(run: Path, experiment: config.Experiment) -> Iterator[None]:
         except Timeout:
             raise LotteryError(f"Another process is working on {str(run)!r}; wait for it, or stop it first.") from None
     try:
+        # Only under the lock: a temporary file may be that of another process that still writes it.
         _clear_leftovers(run)
         file = run / "experiment.toml"
         if not file.exists():
@@ -202,6 +205,7 @@ def write_round(
     Of the `others`, by the names `EARLY_STOP`, `BUDGET` and `PREDICTIONS`, those are stored that there are.
     ``round.json`` comes last: it is the record, with the checksum of each file, and is returned.
     """
+    # All is packed before anything is written: what cannot be packed leaves nothing behind.
     contents = {
         "masks.safetensors": files.pack_masks(masks),
         "weights.safetensors": files.pack_arrays(weights),
@@ -235,6 +239,7 @@ def parse_rows(content: bytes, columns: Sequence[str], types: Sequence[Callable[
         raise ValueError(str(error)) from None
     if heads != list(columns):
         raise ValueError(f"its columns are {str(heads)[:80]}")
+    # A line with fewer or more parts is a ValueError, too, because of `strict`.
     return [tuple(parse(text) for parse, text in zip(types, line, strict=True)) for line in lines]
 
 
@@ -251,6 +256,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     """Read the record of a complete round; `LotteryError` if it is missing, damaged, or was changed."""
     path = folder / "round.json"
     values = files.read_json(path)
+    # Before the checksum, which another version may compute in another way.
     if values.get("format") != FORMAT:
         raise LotteryError(f"{str(path)!r} has format {str(values.get('format'))[:80]!r}; this version reads {FORMAT}.")
     if values.get("record_sha256") != _digest_of(values):
@@ -310,6 +316,7 @@ def read_checked(
 
 def complete_rounds(run: Path, replicate: int) -> list[int]:
     """List the complete rounds of a replicate, from round 0 to the first gap."""
+    # What lies behind a gap was pruned from a network that is gone.
     return list(itertools.takewhile(lambda index: is_stored(run, replicate, index), itertools.count()))
 
 
@@ -340,6 +347,7 @@ def _stored(folder: Path) -> set[tuple[int, str]]:
         for path in folder.glob(pattern):
             found, *branch = path.relative_to(folder).parts[:-1]
             number = found.removeprefix("round-")
+            # Not round-1 or round-001, which no reader looks for.
             if re.fullmatch(r"\d{1,9}", number) and found == round_path(Path(), 1, int(number)).name:
                 places.add((int(number), branch[0].removeprefix("branch-") if branch else TICKET))
     return places
@@ -366,6 +374,7 @@ def _nearest(run: Path) -> str:
 def _read_stored(path: Path) -> config.Experiment:
     try:
         tables = config.parsed(path, files.read(inside(path.parent, path), config.MOST_BYTES))
+        # By an empty list an earlier version meant all rounds.
         if config.asks_for_no_rounds(tables):
             tables["run"]["control_rounds"] = config.ALL
         return config.validated(tables)
@@ -380,6 +389,7 @@ def _edited(path: Path, how: str) -> LotteryError:
 
 
 def _digest_of(record: Mapping[str, Any]) -> str:
+    # Sorted below, because JSON does not promise an order of keys.
     rest = {key: value for key, value in record.items() if key != "record_sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 

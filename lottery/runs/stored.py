@@ -97,6 +97,7 @@ class StoredRound:
                 why = "its model or its data do not give one class for each example of an array"
             raise LotteryError(f"{str(self.folder)!r} has no predictions: {why}.")
         predictions = files.parse_arrays(*self._read(store.PREDICTIONS))
+        # They are compared example by example, so all must be of the same ones.
         shapes = {array.shape for array in predictions.values()}
         expected = {"label", "early_stop", "final"} | ({"budget"} if self.has(store.BUDGET) else set())
         if set(predictions) != expected or len(shapes) > 1:
@@ -248,6 +249,7 @@ def _one_by_one(found: list[StoredRound]) -> Iterator[StoredRound]:
     while found:
         stored = found.pop(0)  # the list must not keep it, or no array would ever be freed
         if before == StoredRound(stored.run, stored.replicate, stored.round - 1):
+            # As `cached_property` does it, past the frozen dataclass.
             vars(stored)["before"] = before
         yield stored
         vars(stored).pop("before", None)

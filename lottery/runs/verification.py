@@ -107,6 +107,7 @@ def not_repeated(run: Path, again: Recomputation | None = None) -> list[str]:
         why = "they were made by an earlier definition of it"
         found.append(f"The masks of {criterion} were not computed again: {why}.")
     labels = {stored.branch for stored in stored_rounds(run)} - {store.TICKET}
+    # Functions of the user's come last.
     for label in sorted(labels, key=lambda label: (branches.find(label) is None, label)):
         known = branches.find(label)
         parts = known.needs_model if known else ("masks", "start weights")
@@ -196,6 +197,7 @@ def _wrong_curve(stored: StoredRound, curves: Curves) -> Iterator[str]:
     # Masks that change make one network only after the last change.
     settled = max((change["step"] for change in record.get("mask_changes", ())), default=first)
     candidates = [step for step in validation if step >= settled]
+    # Of equal losses the first step, as in training.
     stop = min(candidates, key=lambda step: (validation[step][0], step), default=last)
     if record["early_stop_step"] != stop:
         yield f"The early-stop step is {record['early_stop_step']}, the curve has its minimum at {stop}."
@@ -280,6 +282,7 @@ def _wrong_predictions(stored: StoredRound) -> Iterator[str]:
     for when in stored.predictions.keys() - {"label"}:
         accuracy = float(np.mean(stored.predictions[when] == label))
         recorded = float(np.array(stored.record[f"{when}_test_accuracy"], float))  # JSON has no NaN
+        # The negation counts NaN as wrong.
         if not abs(accuracy - recorded) <= ACCURACY_ROUNDING:
             yield f"The {when} predictions give a test accuracy of {accuracy:.6f}, recorded is {recorded:.6f}."
 
