@@ -131,6 +131,7 @@ def profile(found: Table, thresholds: Sequence[float] = (), confidence: float = 
     lines = []
     for at, methods in _matrices(found):
         every = np.unique([own.score for own in methods.values()])
+        # A point to the left of all scores, from which every line begins at 1.
         below = every[0] - np.ptp(every) / 50
         places = thresholds if len(thresholds) else (below, *every)
         for method, own in methods.items():
@@ -191,6 +192,7 @@ def probability_of_improvement(values: np.ndarray, others: np.ndarray) -> float:
 def _wins(values: np.ndarray, others: np.ndarray) -> np.ndarray:
     # For every two replicates on each task: 1 for a win, a half for a tie, 0 for a loss.
     difference = values[:, None, :] - others[None, :, :]
+    # Equal accuracies may differ by the rounding of single precision, and are a tie all the same.
     return np.where(abs(difference) <= intervals.SAME, 0.5, difference > 0)
 
 
@@ -249,6 +251,7 @@ def _complete(part: Table) -> dict[str, list[int]]:
 
 def _common(tables: Mapping[tuple[str, str], Table], within: float) -> list[float]:
     first, *others = (_densities(rows) for rows in tables.values())
+    # At density 1 the ticket is the dense network itself.
     found = [at for at in first.values() if at < 1]
     for own in others:
         found = [at for at in found if any(comparison.is_near(density, at, within) for density in own.values())]
@@ -269,6 +272,7 @@ def _densities(rows: Table) -> dict[int, float]:
 
 def _nearest(rows: Table, at: float, within: float, task: str) -> int:
     densities = _densities(rows)
+    # By ratio: rounds lie evenly apart on a logarithmic axis.
     number = min(densities, key=lambda number: abs(math.log(densities[number] / at)))
     if not comparison.is_near(densities[number], at, within):
         raise LotteryError(

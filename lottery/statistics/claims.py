@@ -19,6 +19,7 @@ KINDS = ("paper", "authors' code", "third party", "our own bound")
 PASS, FAIL, CANNOT_TELL, OPEN = "pass", "fail", "cannot tell", "open"
 MISSING = "not in this run"
 STEP = "early_stop_step"
+# More than the rounding of an accuracy in single precision, and less than one of a million examples.
 SOME = 1e-6
 
 _CONFIDENCE = 0.95
@@ -183,6 +184,7 @@ def early_stop(rows: Table, claim: Claim) -> Reading:
     other, ticket = both[f"{STEP}_other"].to_numpy(float), both[f"{STEP}_ticket"].to_numpy(float)
     # A ratio of means is at least `at_least` where other − it x ticket is at least 0: the interval of Fieller 1954.
     _, low, high = intervals.mean_interval((other - claim.at_least * ticket).tolist(), _CONFIDENCE)
+    # A ticket whose loss is lowest before training has step 0.
     ratio = other.mean() / max(ticket.mean(), 1)
     known = ends(*fieller(other, ticket), ".2f") if math.isfinite(low) else replicates(len(both))
     text = f"{ratio:.2f} times ({known}; {ticket.mean():,.0f} and {other.mean():,.0f} steps)"
@@ -210,6 +212,7 @@ def fieller(other: Any, ticket: Any) -> tuple[float, float]:
     a = ticket.mean() ** 2 - share * spread[1, 1]
     b = other.mean() * ticket.mean() - share * spread[0, 1]
     c = other.mean() ** 2 - share * spread[0, 0]
+    # The mean of the ticket is not told from 0, so its interval rules out no ratio.
     if a <= 0:
         return -math.inf, math.inf
     root = math.sqrt(max(b * b - a * c, 0.0))

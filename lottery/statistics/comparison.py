@@ -42,6 +42,7 @@ def tables(runs: list[Path]) -> dict[str, Table]:
 def labelled(runs: list[Path]) -> dict[str, Path]:
     """Name each run by its experiment, or by its folder where that is ambiguous, or by its path; list it once."""
     runs = list({run.resolve(): run for run in runs}.values())
+    # Of one experiment several runs may exist, such as with other seeds.
     names = [store.read_experiment(run).name for run in runs]
     folders = [run.name for run in runs]
     labels = {}

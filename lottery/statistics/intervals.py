@@ -44,6 +44,7 @@ def mean_interval(
         return mean, -math.inf, math.inf
     if are_same:
         return mean, mean, mean
+    # An error of rounding is uniform, with the variance spacing² / 12, and a difference has two of them.
     std = max(float(numbers.std(ddof=1)), spacing / math.sqrt(6))
     half = float(special.stdtrit(num - 1, (1 + confidence) / 2)) * std / math.sqrt(num)
     return mean, mean - half, mean + half
@@ -73,8 +74,10 @@ def p_value(mean: float, low: float, num: int, bound: float, confidence: float =
 
     if num < 2 or math.isinf(low):
         return 1.0
+    # Without spread there is no t value.
     if low == mean:
         return float(mean <= bound)
+    # The standard error is that of the interval, in which a spacing may count.
     error = (mean - low) / float(special.stdtrit(num - 1, (1 + confidence) / 2))
     return float(special.stdtr(num - 1, (bound - mean) / error))
 

@@ -63,6 +63,7 @@ class Metric:
             return ""
         if not self.is_loss:
             return f"{100 * value:.2f} %"
+        # The # keeps zeros at the end, so that all losses have as many digits, and leaves a bare point.
         return f"{value:,.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:#.4g}".removesuffix(".")
 
     def deviation(self, value: float) -> str:
@@ -133,6 +134,7 @@ def scored(rows: Any, metric: Metric) -> Any:
         return rows
     columns = [metric.early_stop, metric.budget, metric.final]
     size = of_dense(rows)[columns].mean().abs()
+    # A loss of 0 has no parts: NaN, for which `sentences` has a reason, and not an infinite gain.
     scores = -rows[columns] / size.where(size != 0)
     return rows.assign(**scores)
 

@@ -43,6 +43,7 @@ def needed(
         measured = {line["round"]: line for line in found.to_dict("records")}
     sign = -1 if rule.metric.is_loss else 1  # from a difference to a gain
     added = []
+    # Round 0 is dense, with which all others are compared.
     for index in lines["round"][1:]:
         line = measured.get(index, {})
         mean = line.get("mean", math.nan) if difference is None else sign * difference

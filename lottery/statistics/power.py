@@ -28,6 +28,7 @@ def of_interval(num: int, distance: float, std: Any, confidence: float = 0.95) -
     # The noncentral t distribution as a mean over the standard deviations that may come out. SciPy's own has NaNs.
     ratios = _ratios(num - 1)
     critical = float(special.stdtrit(num - 1, (1 + confidence) / 2))
+    # A bound above is as hard to reach as one below.
     shift = abs(distance) * math.sqrt(num) / np.asarray(std, float)
     return special.ndtr(shift[..., None] - critical * ratios).mean(-1)
 
@@ -51,6 +52,7 @@ def num_needed(
     """
     if not distance or (pilot is not None and pilot < 2):
         return None
+    # Equal values of a pilot would leave nothing to divide by.
     stds = max(std, intervals.SAME * abs(distance)) / (_ratios(pilot - 1) if pilot else np.ones(1))
 
     def enough(num: int) -> bool:

@@ -47,6 +47,7 @@ def rows_of(run: Path, networks: Iterable[StoredRound]) -> Table:
     rows, dense = [], {}
     for stored in networks:
         record = stored.record
+        # The main chain comes first, and so dense before everything that is compared with it.
         if stored.branch == store.TICKET and not stored.round:
             dense[stored.replicate] = record
         row = {"run": stored.run.resolve().name, "last_step": record.get("last_step", experiment.train.num_steps)}
@@ -57,6 +58,7 @@ def rows_of(run: Path, networks: Iterable[StoredRound]) -> Table:
         if branches.trains_on(stored.branch, experiment.rewind.mode):
             row["dense_loss_step"] = None
         rows.append(row)
+    # A column without any number holds None, which pandas would keep as objects.
     measured = [column for column in COLUMNS if column.endswith(("loss", "accuracy")) or column in BESIDE_DENSE]
     return frame(rows, COLUMNS).astype(dict.fromkeys(measured, float))
 
@@ -110,10 +112,12 @@ def summary(rows: Table) -> Table:
         "censored": ("censored", "sum"),
     }
     found = rows.assign(censored=last).groupby(["branch", "round"], as_index=False).agg(**columns)
+    # Stable, so that rounds stay in order within a branch.
     return found.sort_values("branch", ignore_index=True, kind="stable", key=lambda column: column.map(order.index))
 
 
 def _ends(values: Any) -> tuple[float, float]:
+    # pandas leaves NaN out, and an interval of the others would pass for one of all.
     if not values.notna().all():
         return np.nan, np.nan
     _, low, high = intervals.mean_interval(values.tolist(), unit=intervals.unit_of(values))

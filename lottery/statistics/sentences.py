@@ -165,6 +165,7 @@ def _speed(line: Mapping[str, Any]) -> list[str]:
     share = line["speed"]
     if math.isnan(share):
         return []
+    # By the text: 0.996 reads as 1, too.
     text = f"{share:.2g}"
     if text == "1":
         return ["in as many steps"]

@@ -59,6 +59,7 @@ def rounds(judgement: Judgement, points: Table, costs: Table | None = None, shor
     if points.empty:
         return None
     rows = points.merge(judgement.rounds.drop(columns=["density", "replicates"]), on="round", how="left")
+    # Nothing is judged of round 0, and the merge leaves NaN there.
     rows = rows.fillna({"early_stop": "", "verdict": "", "special": "", "final_verdict": ""})
     steps = rows["early_stop_step_mean"].map("{:,.0f}".format)
     rows["stop"] = steps.where(rows["censored"].fillna(0) == 0, "≥ " + steps)
@@ -138,6 +139,7 @@ def controls(judgement: Judgement, costs: Table | None = None, only: int | None 
         only: The only round to list.
     """
     metric, rule = judgement.metric, judgement.rule
+    # From losses as they are; the lines of differences have them as gains.
     values = judgement.rows.pivot(index="replicate", columns=["branch", "round"], values=metric.early_stop)
     rows, tests = [], []
     for branch in judgement.controls:

@@ -75,6 +75,7 @@ def interval(differences: np.ndarray, confidence: float = 0.95) -> tuple[float, 
     from scipy import special
 
     differences = np.asarray(differences, float)
+    # Infinite for two equal means, too, which two replicates on few examples often have.
     mean, low, high = intervals.mean_interval(differences.mean(axis=1).tolist(), confidence)
     if math.isinf(low) or differences.shape[1] < 2:
         return mean, -math.inf, math.inf

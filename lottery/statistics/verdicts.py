@@ -314,6 +314,7 @@ def smallest_shown(lines: Table, rule: Rule = DEFAULT, p: str = "winning_p") -> 
     """
     # The order is fixed before anything is tested: otherwise the error for all rounds at once would be larger.
     ordered = lines.sort_values("density", ascending=False, kind="stable")
+    # What cannot be tested is not shown.
     count = intervals.step_down(ordered[p].fillna(1.0).tolist(), rule.level)
     return ordered.iloc[count - 1].to_dict() if count else None
 
@@ -367,6 +368,7 @@ def _speeds(rows: Table) -> dict[int, float]:
     """
     tickets, dense = of_tickets(rows), of_dense(rows).set_index("replicate")["dense_loss_step"].astype(float)
     shares = tickets["dense_loss_step"].astype(float) / tickets["replicate"].map(dense[dense > 0])
+    # The mean of only those that get there would be too fast.
     return shares.groupby(tickets["round"]).agg(lambda values: values.mean(skipna=False)).to_dict()
 
 
@@ -420,6 +422,7 @@ def beside_controls(rows: Table, rule: Rule) -> dict[Any, dict[str, dict[str, An
     for lines in found.values():
         for line in lines.values():
             line["ticket"] = beside(line, rule)
+            # That a control does as well is a statement about what lies below a bound, so all signs change.
             p = intervals.p_value(-line["mean"], -line["high"], line["replicates"], rule.bound, rule.confidence)
             if line["ticket"] in (AS_GOOD, WORSE) and p > rule.level / len(lines):
                 line["ticket"] = CANNOT_TELL
