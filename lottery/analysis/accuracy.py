@@ -64,6 +64,7 @@ def figure(
     ax = style.new_or(ax)
     named, shape = _draw_dense(ax, points) if reference else ({}, "bars")
     bottom, top = style.view(points, full or not reference, measure.is_loss)
+    # Matplotlib would label accuracies near each other by what they have beyond a common number.
     ax.ticklabel_format(axis="y", useOffset=False)
     ax.set_ylim(bottom, top)
     num_outside = 0
@@ -104,6 +105,7 @@ def _draw_dense(ax: Any, points: Table) -> tuple[dict[str, Any], str]:
 
 def _mark_outside(ax: Any, outside: Table, color: Any, height: float, above: bool, aside: Any) -> None:
     """Mark points that are too bad for the axes at an edge of them, in axes coordinates, a row for each branch."""
+    # A label that begins with an underscore is in no legend.
     up, marker, label = (1 - height, "^", "_above") if above else (height, "v", "_below")
     ax.plot(
         outside["x"], [up] * len(outside), transform=ax.get_xaxis_transform() + aside, color=color, marker=marker,
@@ -137,6 +139,7 @@ def _placed(rows: Table, points: Table, by: str) -> tuple[Table, str]:
     if by not in BY:
         raise unknown("by", by, BY)
     candidates = ["density"] if by == "density" else ["spent_multiply_adds", "spent_steps"]
+    # Of a cost that some networks lack, a figure would leave these out without a word.
     known = [column for column in candidates if column in rows and rows[column].notna().all()]
     if not known:
         raise LotteryError("The table has no cost. Read it with lottery.plots.read.")
@@ -164,6 +167,7 @@ def early_stop(rows: Table, ax: Any = None, interval: str = "range", labels: Map
     ax = style.new_or(ax)
     named, shape = _draw_dense(ax, points)
     style.bounds(ax, points, chains, labels)
+    # A little more than 0, where all stop at step 0: equal limits are none.
     ax.set(ylim=(0, points["high"].max() * 1.06 + 1e-9), ylabel="early-stop step (lowest validation loss)")
     return layout.finish(ax, points, shape, interval, named)
 

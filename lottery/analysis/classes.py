@@ -67,6 +67,7 @@ def figure(found: Table, ax: Any = None, rounds: Iterable[int] | None = None, in
         part = points[points["round"] == number]
         # Beside each other: several rounds share a class.
         x = part["class"] + 0.7 * ((place + 0.5) / len(numbers) - 0.5)
+        # No line: classes have no order.
         style.bars(ax, x, part, (color, marker, "none"), f"density {part['density'].iloc[0]:.3g}")
     low, high = points["low"].min(), points["high"].max()
     if np.isfinite([low, high]).all():  # an interval may go on where no difference of accuracies can be

@@ -106,8 +106,10 @@ def barrier(points: Table, ax: Any = None, **which: Unpack[Paths]) -> Any:
             style.band(panel, line["alpha"], line, looks[step], f"step {step}")
         panel.set_title(f"{name}, round {index}, density {own['density'].mean():.3g}", fontsize="small", pad=3)
         panel.grid(alpha=0.25, linewidth=style.thick(0.6))
+    # The legend is that of the axes around the panels, which have no lines of their own.
     for step, (color, marker, line) in looks.items():
         ax.plot([], [], color=color, marker=marker, linestyle=line, label=f"step {step}")
+    # All panels share the axes of the first.
     panels[0].set(xlim=(-0.03, 1.03), ylim=(0, None), xticks=(0, 0.5, 1), xticklabels=("0", "0.5", "1"))
     layout.label_panels(
         ax, panels, "place on the line between the two networks (alpha)", "error (fraction of examples)"

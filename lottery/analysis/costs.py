@@ -52,6 +52,7 @@ def table(run: Path) -> Table:
         needed = _count(used, per_entry)
         if stored.branch == store.TICKET and stored.round == 0:  # the first round of each replicate
             dense = needed
+            # It is the same in every replicate, and reading the weights takes time.
             if math.isnan(others):
                 others = _others(stored, environment.get("not_pruned", {}))
         steps = [step for step, *_ in stored.metrics]
@@ -108,6 +109,7 @@ def spent(run: Path, networks: Sequence[StoredRound]) -> dict[tuple[int, str, in
         needs_ticket = stored.record.get("needs_ticket", known is None or known.needs_ticket)
         if stored.branch == store.TICKET or needs_ticket:
             rounds = plan.rounds_to(experiment.prune, stored.round)
+            # The cost of a round that is gone is not known, and so is that of what it led to.
             trainings += [own.get((replicate, each, store.TICKET), (0, math.nan)) for each in rounds[:-1]]
             before = 0 if 0 in rounds else k
         elif known is None or known.starts != "end":

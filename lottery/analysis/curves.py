@@ -109,6 +109,7 @@ def _averaged(curves: Table, measure: str, most: int) -> tuple[Table, int]:
     steps = curves.groupby(["replicate", "round"])["step"]
     # An evaluation at step 0 has the place 0, alone.
     place = steps.rank(method="first").astype(int) - (steps.transform("min") == 0)
+    # Where the only evaluation is at step 0, all places are 0.
     together = -(-int(place.max()) // max(most, 1)) or 1
     groups = curves.assign(place=-(-place // together)).groupby(["replicate", "round", "place"], as_index=False)
     return groups.agg(step=("step", "mean"), density=("density", "first"), **{measure: (measure, "mean")}), together
@@ -128,6 +129,7 @@ def summed(curves: Table) -> Table:
     first = curves.groupby(keys[:-1])["step"].transform("min")
     rows = []
     for values, part in curves.groupby(keys, sort=False):
+        # Before its first step a network is not trained; one that never is has no other evaluation.
         later = part[part["step"] > first[part.index]] if part["step"].nunique() > 1 else part
         lowest = later["loss"].min()
         at = later[later["loss"] == lowest]["step"].min()

@@ -26,6 +26,7 @@ def moved(start: np.ndarray, trained: np.ndarray) -> tuple[float, float, float, 
         of the angle between them; and, of the values that do not start at zero, the fraction that end with another
         sign (zero counts as a sign). The last three are NaN if they are not defined.
     """
+    # In float32, a sum of many squares loses digits.
     start, trained = (values.astype(np.float64).ravel() for values in (start, trained))
     norm, end, distance = (float(np.linalg.norm(value)) for value in (start, trained, trained - start))
     signed = start != 0

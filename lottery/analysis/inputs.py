@@ -155,6 +155,7 @@ def figure(table: Table, ax: Any = None, replicate: int = 1, rounds: Iterable[in
         density = images.table[images.table["round"] == index]["density"].iloc[0]
         ax.text(left, top - 0.15 * line, f"round {index}, density {density:.3g}", fontsize="small", va="bottom")
     ax.set_xlim(0, across * (columns + gap) - gap)
+    # The axis points down, as rows of pixels do.
     ax.set_ylim(down * (tall + line) - line, -line)
     if images.is_strip:
         ax.set(aspect="auto", frame_on=False, yticks=[], xlabel=f"{images.place}, from 0")
@@ -176,6 +177,7 @@ def _colors(images: _Images) -> tuple[Any, Any]:
     colors = ListedColormap(colormaps["viridis"](np.linspace(0.85, 0, 256))).with_extremes(bad=_UNREAD, under=_UNREAD)
     counts = np.concatenate([pixels[pixels > 0] for pixels in images.by_round.values()])
     low, high = (counts.min(), counts.max()) if counts.size else (1, 1)
+    # A scale needs two ends, also where all counts are equal.
     return colors, LogNorm(low, high) if high > 5 * low else Normalize(min(low, high - 1), high)
 
 

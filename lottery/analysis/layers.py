@@ -207,6 +207,7 @@ def _cumulative(lines: Table) -> Table:
     """Return the mean fraction of units with at most so many entries, by round and degree."""
     networks = ["replicate", "round", "density"]
     counts = lines.pivot_table("count", "degree", networks, fill_value=0)
+    # A line goes on where only another round has a degree.
     at_most = counts.reindex(range(counts.index.max() + 1), fill_value=0).cumsum()
     fractions = (at_most / at_most.iloc[-1]).melt(ignore_index=False, value_name="fraction").reset_index()
     return style.spread(fractions, ("round", "degree"), "fraction")

@@ -99,6 +99,7 @@ def _blocks(arrays: Weights, kind: Any = np.float32) -> list[np.ndarray]:
             raise _no_chain(f"{name} has the shape {shape}")
         if units and (shape[-2] % units or (len(shape) > 2 and shape[-2] != units)):
             raise _no_chain(f"{name} has {shape[-2]} inputs after the {units} units of {before}")
+        # Products of floats are fast, and float32 counts exactly up to 2^24 entries.
         found.append(np.asarray(value, dtype=kind).reshape(-1, units or shape[-2], shape[-1]))
         units, before = shape[-1], name
     return found

@@ -33,6 +33,7 @@ def figure(found: Table, ax: Any = None) -> Any:
     ax = style.new_or(ax)
     for method, (color, _, line) in style.by_name(found["method"]).items():
         part = found[found["method"] == method]
+        # The fraction above a threshold stays until the next score, and so the step comes after it.
         ax.step(
             part["threshold"], part["fraction"], where="post", label=style.legible(method), color=color,
             linestyle=line, linewidth=style.thick(1.6),

@@ -39,6 +39,7 @@ def table(run: Path, rounds: Iterable[int] | None = None, num_bins: int = 80) ->
             starts.append((stored.labels, name, values))
             low, high = ends.get(name, (np.inf, -np.inf))
             ends[name] = (float(values.min(initial=low)), float(values.max(initial=high)))
+    # Only now are the ends of all rounds known, between which the bins lie.
     rows = []
     for (replicate, _, index, density), name, values in starts:
         low, high = ends[name]
