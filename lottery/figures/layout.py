@@ -80,6 +80,7 @@ def panels(ax: Any, num: int) -> list[Any]:
         row, column = divmod(place, across)
         left, bottom = column * (width + gaps[0]), 1 - height - row * (height + gaps[1])
         same = {"sharex": made[0], "sharey": made[0]} if made else {}
+        # Within the given axes, which may be some of several, and need not be of a grid.
         made.append(ax.inset_axes((left, bottom, width, height), **same))
         made[-1].locator_params(axis="y", nbins=5)
         made[-1].tick_params(labelleft=column == 0, labelbottom=place + across >= num, labelsize="small")
@@ -108,6 +109,7 @@ def glyph(shape: str) -> Any:
         return band
     bar = LineCollection([], colors="0.35", linewidths=style.thick(0.9))
     caps = tuple(Line2D([], [], color="0.35", marker="|", markersize=2 * style.thick(2)) for _ in range(2))
+    # A legend draws what a container has, which needs no line.
     bars = ErrorbarContainer((None, caps, (bar,)), has_yerr=True)  # type: ignore[arg-type]
     return bars if shape == "bars" else (band, bars)
 
@@ -148,6 +150,7 @@ def in_per_cent(ax: Any) -> bool:
             axis.set_label_text(text)
             for panel in (ax, *ax.child_axes):
                 own = panel.xaxis if axis is ax.xaxis else panel.yaxis
+                # Six digits: 100 times 0.07 is 7.000000000000001.
                 own.set_major_formatter(lambda value, _: f"{100 * value:.6g}")
             found = True
     legend = ax.get_legend()

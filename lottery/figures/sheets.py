@@ -73,6 +73,7 @@ def as_svg(figure: Any, label: str) -> str:
     # Numbers of many places, and space between elements, would only make the page larger.
     text = re.sub(r'="([^"]*)"', lambda found: f'="{_rounded(found[1])}"', start + text)
     text = re.sub(r">\s+<", "><", text).strip()
+    # Matplotlib turns every text, most of them by nothing.
     text = re.sub(r' transform="rotate\(-0 [^"]*"', "", text)
     # The page chooses the font, in place of Matplotlib's list of names.
     text = re.sub(r"(?:'[^'\"]*', )+sans-serif", "sans-serif", text)
@@ -111,6 +112,7 @@ def saved(figure: Any, ending: str, dpi: int = SHEETS["screen"].dpi) -> bytes:
     """Return the content of a figure's file (png, svg, pdf), the same bits each time: without the date."""
     dated = {"svg": ("Date", "Creator", "Format", "Type"), "pdf": ("CreationDate",)}.get(ending, ())
     file = io.BytesIO()
+    # A key that is None is left out, and not filled in by Matplotlib.
     figure.savefig(file, format=ending, dpi=dpi, metadata=dict.fromkeys(dated) or None)
     return file.getvalue()
 
@@ -150,6 +152,7 @@ def write(path: str | Path, draw: Callable[[], Any], dpi: int = SHEETS["screen"]
 
 
 def _rounded(attribute: str) -> str:
+    # What looks like numbers there is the content of an image.
     if "base64" in attribute:
         return attribute
     short = re.sub(r"-?\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), attribute)

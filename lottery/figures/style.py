@@ -164,6 +164,7 @@ def thick(width: float) -> float:
     """Return the width of a line in points, by the style sheet; `width` is that on the screen."""
     from matplotlib import rcParams
 
+    # 1.5 points are the width of Matplotlib, and so that on the screen.
     return width * rcParams["lines.linewidth"] / 1.5
 
 
@@ -197,12 +198,12 @@ def bars(ax: Any, x: Any, part: Table, look: BranchStyle, label: str, first: boo
     )  # fmt: skip
 
 
-def renamed(names: Iterable[str], labels: Mapping[str, str] | None) -> dict[str, str]:
 def legible(name: str) -> str:
     """Return a label that a legend shows: Matplotlib leaves out those that begin with an underscore."""
     return f" {name}" if name.startswith("_") else name
 
 
+def renamed(names: Iterable[str], labels: Mapping[str, str] | None) -> dict[str, str]:
     """Return what a legend calls each branch, by name; raise `LotteryError` if a label is for another name."""
     known = list(names)
     for name in labels or {}:
@@ -285,6 +286,7 @@ def view(points: Table, full: bool = False, is_loss: bool = False) -> tuple[floa
 def density_axis(ax: Any, densities: Any) -> None:
     """Make a logarithmic x axis with the dense network on the left, as in the papers."""
     ax.set_xscale("log")
+    # Limits from high to low turn the axis round.
     ax.set_xlim(densities.max() * 1.15, densities.min() / 1.15)
     log_ticks(ax.xaxis)
     ax.set_xlabel(DENSITY)
@@ -306,6 +308,7 @@ def log_ticks(axis: Any) -> None:
     from matplotlib.ticker import LogLocator
 
     low, high = sorted(axis.get_view_interval())
+    # From few ticks to many, so that an axis has no more than it needs.
     for subs in ((1, 2, 5), range(1, 10), [num / 2 for num in range(2, 20)], [num / 10 for num in range(10, 100)]):
         locator = LogLocator(subs=subs)
         if sum(low <= place <= high for place in locator.tick_values(low, high)) > 2:
@@ -317,10 +320,12 @@ def log_ticks(axis: Any) -> None:
 def plain(axis: Any) -> None:
     """Label ticks with plain numbers such as 0.05, not with powers of ten."""
     axis.set_major_formatter("{x:g}")
+    # Without this, a short logarithmic axis labels its minor ticks, too.
     axis.set_minor_formatter("")
 
 
 def contrasting(color: Any) -> str:
     """Return black or white, the one that is readable on a colour (red, green, blue in [0, 1])."""
+    # The weights are those of luma in ITU-R BT.601.
     red, green, blue = color[:3]
     return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
