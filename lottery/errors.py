@@ -40,6 +40,7 @@ def printable_all(value: Any) -> Any:
 def first_wrong(error: Any) -> str:
     """Say in a sentence of bounded length what the first mistake of a pydantic ``ValidationError`` is."""
     first = error.errors(include_url=False, include_input=False)[0]
+    # A stranger's keys may be of any length.
     return printable_all(f"its {'.'.join(map(str, first['loc']))[:80]!r} is wrong: {first['msg'][:200]}.")
 
 
@@ -60,5 +61,6 @@ def missing(what: str, received: object, known: Iterable[str], where: str = "") 
 
 
 def _nearest(received: object, names: Sequence[str]) -> str:
+    # To a name of one letter, every short word is near.
     near = difflib.get_close_matches(str(received), [name for name in names if len(name) > 1], n=1, cutoff=0.5)
     return f" Did you mean {near[0]!r}?" if near else ""

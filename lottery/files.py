@@ -164,6 +164,7 @@ def layout(path: Path, file: BinaryIO | None = None) -> Layout:
         with opened(path) as file:
             return layout(path, file)
     length = int.from_bytes(file.read(8), "little")
+    # The file claims its length, and Python would ask for as much memory.
     if length > MOST_RECORD:
         raise LotteryError(f"{str(path)!r} is damaged: its header has {length:,} bytes.")
     try:
@@ -246,6 +247,7 @@ def parse_masks(path: Path, content: bytes) -> dict[str, np.ndarray]:
         # The library reads this header of a file only, and the file was read once already.
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         for name, shape in json.loads(header["__metadata__"]["shapes"]).items():
+            # NumPy 1 has no more than 32 axes; True would pass as a length of 1.
             if not all(type(length) is int and 0 < length < 2**40 for length in shape) or len(shape) > 32:
                 raise ValueError(f"{name} has the shape {str(shape)[:80]}")
             size = math.prod(shape)
@@ -311,6 +313,7 @@ def replacing(path: Path) -> Iterator[Path]:
             before = folder / "before"
             if path.is_dir():  # a rename replaces files only
                 path.replace(before)
+            # What was there must not go with the temporary folder where the second rename fails.
             try:
                 new.replace(path)
             finally:

@@ -43,6 +43,7 @@ def column(values: Iterable[Any], name: str = "") -> list[str]:
         form = ",.1f"
 
     def text(value: Any) -> str:
+        # To Python a bool is a number.
         if isinstance(value, Real) and not isinstance(value, bool):
             return number(float(value), form)
         return "" if value is None else str(value)
@@ -63,6 +64,7 @@ def ends(low: float, high: float, form: str = "+.4f") -> str:
 def percent(fraction: float) -> str:
     """Format a fraction in per cent, such as 9.1 % or 0.35 %."""
     value = 100 * fraction
+    # Two digits of what is below 1 %, however small.
     places = 1 if value >= 1 or value <= 0 else 1 - math.floor(math.log10(value))
     return f"{value:.{places}f}".removesuffix(".0") + " %"
 
@@ -88,6 +90,7 @@ def short(value: float) -> str:
 
 def duration(seconds: float) -> str:
     """Format a time in hours and minutes, in minutes and seconds, or in seconds."""
+    # From here on, one place would read 10.0 s.
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     minutes, seconds = divmod(round(seconds), 60)
@@ -111,6 +114,7 @@ def listed(words: Iterable[Any], conjunction: str = "and") -> str:
 def ranges(numbers: Iterable[int], noun: str = "") -> str:
     """List whole numbers in a few words, such as 1 to 3, 5, or after a noun: rounds 1 to 3, 5."""
     ordered = sorted(numbers)
+    # Among successive numbers, number and place are always as far apart.
     groups = itertools.groupby(enumerate(ordered), key=lambda pair: pair[1] - pair[0])
     parts = [[num for _, num in group] for _, group in groups]
     text = ", ".join(f"{part[0]} to {part[-1]}" if len(part) > 2 else ", ".join(map(str, part)) for part in parts)
@@ -146,6 +150,7 @@ def wrapped(text: str, width: int | None) -> str:
         textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False, drop_whitespace=True)
         for line in unbroken(text).split("\n")
     )
+    # textwrap breaks lines at plain spaces alone.
     return "\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
 
 

@@ -25,6 +25,7 @@ def kinds() -> dict[str, Analysis]:
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
+    # Read each time, so that an analysis that somebody adds has a function here.
     if name in kinds():
         return _figure(name)
     raise AttributeError(f"module 'lottery.plots' has no attribute {name!r}")
