@@ -14,7 +14,9 @@ def number(value: float | None, form: str = ".4f") -> str:
     """Format a number: empty for None and NaN, and with an exponent if it is too small for four decimals."""
     if value is None or value != value:
         return ""
-    return formatted(value, ".1e" if form == ".4f" and 0 < abs(value) < 5e-5 else form)
+    # Differences that are 0 may leave some 1e-17 in their mean.
+    is_small = form == ".4f" and 1e-15 < abs(value) < 5e-5
+    return formatted(value, ".1e" if is_small else form)
 
 
 # Columns of tables, by their names, that are formatted in a way of their own.

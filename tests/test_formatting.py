@@ -1,5 +1,6 @@
 """Numbers as texts."""
 
+import numpy as np
 import pytest
 
 from lottery import formatting
@@ -13,6 +14,11 @@ def test_a_large_number_has_three_digits_and_the_right_power(value, text):
 def test_an_interval_across_zero_shows_both_signs():
     assert formatting.points(0.0352, -0.0002, 0.0705) == ["+3.52", "−0.02", "+7.05"]
     assert formatting.points(0.0352, -0.0052, 0.0) == ["+3.5", "−0.5", "+0.0"]
+
+
+def test_what_rounding_leaves_of_nothing_is_zero():
+    assert formatting.column([float(np.mean([0.1, 0.2, -0.3])), 0.5]) == ["0.0000", "0.5000"]
+    assert formatting.number(1e-14) == "1.0e-14"
 
 
 def test_a_small_negative_number_has_a_minus_sign_too():
