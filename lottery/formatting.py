@@ -102,8 +102,10 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"
 
 
-def replicates(num: int) -> str:
-    """Format a number of replicates."""
+def replicates(num: int, most: int = 0) -> str:
+    """Format a number of replicates, or the fewest and the most of them."""
+    if most > num:
+        return f"{num} to {most} replicates"
     return "1 replicate" if num == 1 else f"{num} replicates"
 
 

@@ -266,9 +266,10 @@ def two_way(found: Table, measure: str, tolerance: float) -> TextTable:
         "over seeds and test examples": ("both", str),
         "verdict": ("two_way_verdict", str),
     }
-    num, examples = found["replicates"].max(), found["examples"].iloc[0]
+    num, examples = found["replicates"], found["examples"].iloc[0]
+    over = formatting.replicates(num.min(), num.max())
     key = {
-        "over seeds": f"95 % t interval over {formatting.replicates(num)}, for this test set of {examples:,} examples",
+        "over seeds": f"95 % t interval over {over}, for this test set of {examples:,} examples",
         "over seeds and test examples": "95 % interval for other seeds and other test examples of the same kind",
         verdicts.MATCHING: f"this interval is {ACCURACY.bound(tolerance)}, see --tolerance; the early-stop step is not "
         "tested here. Each verdict is on its round alone",
@@ -279,7 +280,7 @@ def two_way(found: Table, measure: str, tolerance: float) -> TextTable:
 def aggregated(found: Table, tasks: Sequence[str]) -> TextTable:
     """List methods over several tasks at each density, from `lottery.statistics.aggregates.summary`."""
     first = found["method"].iloc[0]
-    num = int(found["replicates"].min())
+    num = formatting.replicates(found["replicates"].min(), found["replicates"].max())
     rows = found.to_dict("records")
     for row in rows:
         for name, form, unit in (("iqm", "+.2f", 100), ("over_dense", ".2f", 1), ("first_over", ".2f", 1)):
@@ -301,7 +302,7 @@ def aggregated(found: Table, tasks: Sequence[str]) -> TextTable:
         beaten: f"probability that a network of {first} is more accurate than one of the method",
     }
     noun = "tasks" if len(tasks) > 1 else "task"
-    over = f"{len(tasks)} {noun} ({', '.join(tasks)}), {formatting.replicates(num)} of each"
+    over = f"{len(tasks)} {noun} ({', '.join(tasks)}), {num} of each"
     notes = [f"Over {over}. Test accuracy at the early-stop step."]
     return text_tables.of_rows(rows, columns, key=key, notes=notes, leave_out=[beaten])
 

@@ -10,7 +10,7 @@ import pytest
 
 import lottery
 from lottery.errors import LotteryError
-from lottery.statistics import aggregates
+from lottery.statistics import aggregates, tables
 from tests.conftest import SMALL, quietly
 from tests.statistics.test_comparison import made_up
 
@@ -104,6 +104,12 @@ def test_tasks_count_alike_and_what_is_left_out_is_named():
 
 
 TICKETS = [[0.9, 0.8], [0.8, 0.7], [0.7, 0.65]]
+
+
+def test_densities_of_different_numbers_of_replicates_are_told():
+    rows = made_up([[0.9, 0.8, 0.7], [0.8, 0.7]], densities=(1.0, 0.5, 0.25))
+    found = aggregates.summary(aggregates.gathered({("", "a"): rows, ("", "b"): rows}))
+    assert tables.aggregated(found, ["a", "b"]).notes[0].startswith("Over 2 tasks (a, b), 1 to 2 replicates of each.")
 
 
 def test_methods_are_the_branches_that_every_run_has():

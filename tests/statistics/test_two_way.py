@@ -10,7 +10,7 @@ from scipy import stats
 
 from lottery.errors import LotteryError
 from lottery.runs import store
-from lottery.statistics import metric, two_way, verdicts
+from lottery.statistics import metric, tables, two_way, verdicts
 from tests.scripts import simulate_two_way
 
 DIFFERENCES = np.array([[1, 0, 0, 1, -1], [1, 0, 1, 0, 0], [0, 0, 1, 1, 0.0]])
@@ -112,6 +112,16 @@ def test_means_and_intervals_over_seeds_are_those_of_the_verdicts(small_run):
             assert part[column].tolist() == pytest.approx(expected[column].tolist(), abs=1e-6), column
         assert (part["two_way_low"] <= part["low"]).all() and (part["two_way_high"] >= part["high"]).all()
     assert set(found["examples"]) == {360}
+
+
+def test_rounds_of_different_numbers_of_replicates_are_told(small_run):
+    found = two_way.table(small_run.path)
+    measure = found["measure"].iloc[0]
+    for last, text in ((2, "over 2 replicates,"), (5, "over 2 to 5 replicates,")):
+        shown = tables.two_way(
+            found.assign(replicates=found["replicates"].where(found["round"] < 3, last)), measure, 0.1
+        )
+        assert text in shown.key["over seeds"]
 
 
 def test_the_command(small_run, lottery_command):
