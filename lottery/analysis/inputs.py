@@ -103,8 +103,11 @@ _ZERO = 0.04  # width of the box for inputs that nothing reads, as a part of the
 class _Images:
     """The images of a figure, by round."""
 
-    def __init__(self, table: Table, replicate: int, rounds: Iterable[int] | None) -> None:
-        self.table = style.of_rounds(style.only(table, "replicate", replicate), rounds)
+    def __init__(self, table: Table, replicate: int | None, rounds: Iterable[int] | None) -> None:
+        style.check(table)
+        # The first may have no round yet, where replicates are trained beside each other.
+        self.replicate = int(table["replicate"].min()) if replicate is None else replicate
+        self.table = style.of_rounds(style.only(table, "replicate", self.replicate), rounds)
         self.by_round = {index: image(part) for index, part in self.table.groupby("round")}
         self.rows, self.columns = next(iter(self.by_round.values())).shape
         self.channels = int(self.table["channel"].max()) + 1
@@ -124,12 +127,12 @@ class _Images:
         return across, down, self.rows, line * across
 
 
-def figure(table: Table, ax: Any = None, replicate: int = 1, rounds: Iterable[int] | None = None) -> Any:
+def figure(table: Table, ax: Any = None, replicate: int | None = None, rounds: Iterable[int] | None = None) -> Any:
     """Draw the number of entries of the first weight kept at each input, or at each place of the kernel.
 
     An image for each round, by default of at most six, evenly apart; all on one scale from the fewest to the most,
     logarithmic if the most are over five times the fewest: the more, the darker. Inputs that no unit reads are white.
-    Channels of an image are summed, those of a kernel are side by side.
+    Channels of an image are summed, those of a kernel are side by side. The default is the first replicate.
     """
     from matplotlib.patches import Rectangle
 
@@ -216,16 +219,16 @@ def _add_bar(ax: Any, shown: Any, images: _Images) -> None:
         )  # fmt: skip
 
 
-def _caption(table: Table, replicate: int = 1, rounds: Iterable[int] | None = None) -> str:
+def _caption(table: Table, replicate: int | None = None, rounds: Iterable[int] | None = None) -> str:
     images = _Images(table, replicate, rounds)
     weight = images.table["weight"].iloc[0]
     text = f"Kept entries of {weight} at each {images.place}: the more, the darker; white: none."
     if images.channels > 1:
         text += f" Channels are {'side by side' if images.is_kernel else 'summed'}."
-    return f"{text} Replicate {replicate} (n = 1)."
+    return f"{text} Replicate {images.replicate} (n = 1)."
 
 
-def _height(table: Table, width: float, replicate: int = 1, rounds: Iterable[int] | None = None) -> float:
+def _height(table: Table, width: float, replicate: int | None = None, rounds: Iterable[int] | None = None) -> float:
     images = _Images(table, replicate, rounds)
     across, down, tall, line = images.arranged(width)
     ratio = down * (tall + line) / ((across + _GAP * (across - 1)) * images.columns)

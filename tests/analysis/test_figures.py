@@ -674,6 +674,14 @@ def test_bars_of_layers_end_within_the_axes(rng):
     assert plots.layers(table, axes()).get_ylim()[0] < table["weight_density"].min()
 
 
+def test_inputs_are_those_of_the_first_replicate_that_is_there(rng):
+    table = inputs_table(rng).query("replicate > 1")
+    assert plots.caption(table, "inputs").endswith("Replicate 2 (n = 1).")
+    assert len(plots.drawn(table, "inputs").axes[0].images) == 6
+    with pytest.raises(LotteryError, match=r"must be one of \[2, 3\], not 1"):
+        plots.caption(table, "inputs", replicate=1)
+
+
 def test_paths_and_their_barriers(rng):
     points = points_table(rng)
     ax = plots.barrier(points, axes())
