@@ -120,15 +120,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def check_nesting(value: Any) -> None:
     """Raise `ValueError` if lists and records of JSON nest deeper than `MOST_NESTED`."""
-    level = [value]
+    level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(MOST_NESTED):
-        level = [
-            inner
-            for part in level
-            if isinstance(part, (dict, list))
-            for inner in (part.values() if isinstance(part, dict) else part)
-            if isinstance(inner, (dict, list))
-        ]
+        parts = [part for outer in level for part in (outer.values() if isinstance(outer, dict) else outer)]
+        level = [part for part in parts if isinstance(part, (dict, list))]
         if not level:
             return
     raise ValueError(f"its record nests more than {MOST_NESTED} deep")

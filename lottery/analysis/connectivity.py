@@ -119,8 +119,9 @@ def barrier(points: Table, ax: Any = None, **which: Unpack[Paths]) -> Any:
 
 def _barrier_caption(points: Table, **which: Unpack[Paths]) -> str:
     part = _chosen(points, **which)
-    what = "Error on the straight line between two networks that were trained from the weights of the same step on two"
-    return f"{what} orders of the data. {style.replicates(_lines(part), 'band')}{_remark(part)}"
+    what = "Error on the straight line between two networks"
+    how = "that were trained from the weights of the same step on two orders of the data"
+    return f"{what} {how}. {style.replicates(_lines(part), 'band')}{_remark(part)}"
 
 
 def instability(barriers: Table, ax: Any = None, over: str = "density", batch_norm: str | None = None) -> Any:
@@ -154,9 +155,9 @@ def instability(barriers: Table, ax: Any = None, over: str = "density", batch_no
 
 def _instability_caption(barriers: Table, over: str = "density", batch_norm: str | None = None) -> str:
     _, spread = _barriers_over(barriers, over, batch_norm)
-    what = f"Error barrier between two networks that were trained from the same step, against {over}; below the"
-    of = style.replicates(spread, "bars")
-    return f"{what} dotted line a pair is called stable. {of}{_remark(_selected(barriers, batch_norm))}"
+    what = f"Error barrier between two networks that were trained from the same step, against {over}"
+    means = style.replicates(spread, "bars") + _remark(_selected(barriers, batch_norm))
+    return f"{what}; below the dotted line a pair is called stable. {means}"
 
 
 _DASHES = {"test": "-", "train": "--"}

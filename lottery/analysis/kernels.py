@@ -44,8 +44,9 @@ def arranged(name: str, mask: np.ndarray, layers: Mapping[str, DescribedLayer]) 
     if layer.name.startswith("Depthwise") or own == "depthwise_kernel":
         return mask.reshape(*mask.shape[:-2], 1, -1), mask.shape[-2]
     groups = layer.settings.get("groups")
-    is_grouped = type(groups) is int and groups > 1 and mask.shape[-1] % groups == 0
-    return mask, groups if is_grouped else 1
+    if type(groups) is not int or groups < 2 or mask.shape[-1] % groups:
+        return mask, 1
+    return mask, groups
 
 
 def _of_equation(mask: np.ndarray, equation: object) -> tuple[np.ndarray, int]:
