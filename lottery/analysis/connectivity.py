@@ -142,10 +142,13 @@ def instability(barriers: Table, ax: Any = None, over: str = "density", batch_no
     if over == "density":
         style.density_axis(ax, spread["density"])
     else:
-        later = spread[spread["step"] > 0]["step"]
+        steps = _sorted(spread, "step")
+        least = next((step for step in steps if step), 1)
         # Step 0 has a place on it, as on no logarithmic axis.
-        ax.set_xscale("symlog", linthresh=later.min() if len(later) else 1)
-        ax.set_xticks(_sorted(spread, "step"))
+        ax.set_xscale("symlog", linthresh=least)
+        ax.set_xticks(steps)
+        # Matplotlib's own margins are those of a linear axis, and would give a third of this one to negative steps.
+        ax.set_xlim(steps[0] / 1.3 or -least / 3, max(1.3 * steps[-1], least / 3))
         style.plain(ax.xaxis)
         ax.set_xlabel("step that both networks share")
     ax.set_ylim(min(0, spread["low"].min() * 1.1), max(spread["high"].max(), STABLE) * 1.1)

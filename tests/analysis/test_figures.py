@@ -682,6 +682,16 @@ def test_inputs_are_those_of_the_first_replicate_that_is_there(rng):
         plots.caption(table, "inputs", replicate=1)
 
 
+@pytest.mark.parametrize("steps", [[0], [0, 500], [100, 5000], [0, 10, 100, 5000]])
+def test_steps_fill_their_axis(rng, steps):
+    points = pd.concat([points_table(rng).query("step == 0").assign(step=step) for step in steps])
+    ax = plots.drawn(connectivity.barriers(points), "instability", over="step").axes[0]
+    ax.figure.draw_without_rendering()
+    places = ax.transAxes.inverted().transform(ax.transData.transform([(step, 0) for step in steps]))[:, 0]
+    assert ax.get_xticks().tolist() == steps and places.min() > 0 and places.max() < 1
+    assert len(steps) == 1 or (places.min() < 0.25 and places.max() > 0.75)
+
+
 def test_paths_and_their_barriers(rng):
     points = points_table(rng)
     ax = plots.barrier(points, axes())
