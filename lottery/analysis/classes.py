@@ -70,7 +70,8 @@ def figure(found: Table, ax: Any = None, rounds: Iterable[int] | None = None, in
         # No line: classes have no order.
         style.bars(ax, x, part, (color, marker, "none"), f"density {part['density'].iloc[0]:.3g}")
     low, high = points["low"].min(), points["high"].max()
-    if np.isfinite([low, high]).all():  # an interval may go on where no difference of accuracies can be
+    # An interval may go on where no difference of accuracies can be. Equal limits are none.
+    if np.isfinite([low, high]).all() and (low or high):
         ax.set_ylim(max(1.05 * min(low, 0), -_EDGE), min(1.05 * max(high, 0), _EDGE))
     ax.set(xlabel="class", ylabel="test accuracy, ticket − dense")
     classes = sorted(set(points["class"]))

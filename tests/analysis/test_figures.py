@@ -692,6 +692,11 @@ def test_steps_fill_their_axis(rng, steps):
     assert len(steps) == 1 or (places.min() < 0.25 and places.max() > 0.75)
 
 
+def test_classes_that_nothing_changed_are_drawn_without_a_warning(rng, recwarn):
+    plots.drawn(classes_table(rng).assign(vs_dense=0.0), "classes")
+    assert not [warning for warning in recwarn if "identical" in str(warning.message)]
+
+
 def test_paths_and_their_barriers(rng):
     points = points_table(rng)
     ax = plots.barrier(points, axes())
