@@ -175,17 +175,20 @@ def _name(name: str, chosen: Mapping[str, Any]) -> str:
 # Networks that several experiments share: trained for the first, copied for the others.
 
 
-def _prefix(experiment: config.Experiment, recorded: Mapping[str, Any], number: int) -> str:
-    """Write down everything that decides the bits of a round's networks and branches, as a text to compare."""
+def _prefix(experiment: config.Experiment, recorded: Mapping[str, Any], number: int, branch: str = store.TICKET) -> str:
+    """Write down everything that decides the bits of a round, or of a branch from it, as a text to compare."""
     tables = experiment.model_dump(mode="json")
     decides: dict[str, Any] = {key: tables[key] for key in ("data", "model", "train")}
     decides["run"] = {key: value for key, value in tables["run"].items() if key not in OF_THE_WHOLE}
     decides["environment"] = {key: recorded.get(key) for key in COMPUTED_WITH}
-    if number:  # pruning and rewinding do not decide round 0
+    # Rewinding does not decide round 0, but what is drawn anew for a branch from it is set back by its mode, too.
+    if number or branch != store.TICKET:
+        decides["rewind"] = tables["rewind"]
+    if number:
         prune = tables["prune"]
         if plan.is_open_ended(experiment.prune):  # later rounds do not decide this one
             prune |= {"densities": prune["densities"][:number], "num_rounds": number}
-        decides |= {"prune": prune, "rewind": tables["rewind"]}
+        decides["prune"] = prune
     return json.dumps(decides, sort_keys=True)
 
 
@@ -196,7 +199,7 @@ def _same(networks: Sequence[Job], experiments: Experiments) -> dict[Job, Job]:
     copies = {}
     # Those that are stored come first, so that they are the originals.
     for job in sorted(networks, key=lambda job: not job.is_stored):
-        text = _prefix(experiments[job.run], environments[job.run], job.network.round)
+        text = _prefix(experiments[job.run], environments[job.run], job.network.round, job.network.branch)
         alike = originals.setdefault((text, job.network), [])
         useful = next((other for other in alike if _has_state(job, other, experiments)), None)
         if useful and not job.is_stored:

@@ -10,6 +10,7 @@ from lottery import config, files, progress
 from lottery.errors import LotteryError
 from lottery.pipeline import sweeping
 from lottery.runs import store, verification
+from lottery.runs.stored import StoredRound
 from lottery.statistics import comparison
 from tests.conftest import SMALL, contents, quietly
 
@@ -147,6 +148,18 @@ def test_what_decides_a_network():
         True,
         False,
     ]
+
+
+def test_a_branch_from_round_0_is_what_it_is_alone(tmp_path):
+    """What is drawn anew for it is set back by the rewinding mode, though round 0 itself is the same in all modes."""
+    run = {"num_replicates": 1, "controls": ["random_reinit"], "control_rounds": [0]}
+    tables = {**TABLES, "prune": {"num_rounds": 1}, "run": run, "train": TABLES["train"] | {"num_steps": 2}}
+    said = []
+    runs = lottery.sweep({**tables, "sweep": {"rewind.mode": ["weights", "sign"]}}, out=tmp_path, on_event=said.append)
+    assert len(trained(said)) == 1 + 2 * 2
+    starts = [StoredRound(done.path, 1, 0, "random_reinit").record["start_sha256"] for done in runs]
+    assert len(set(starts)) == 2
+    assert [wrong for done in runs for wrong in done.verify(recompute=True)] == []
 
 
 def test_a_model_of_ones_own(tmp_path, monkeypatch):
