@@ -139,7 +139,8 @@ def _check_start(training: Training, ticket: StoredTicket, branch: str, chosen: 
             raise LotteryError(f"{branch}: held_at of {name!r} {shapes}.")
     first, last = chosen.first_step, chosen.last_step
     begins = first if chosen.schedule_step is None else chosen.schedule_step
-    if begins or last > ticket.num_steps:
+    # Where nothing is trained, as of masks that were learned, the learning rate does not matter.
+    if first < last and (begins or last > ticket.num_steps):
         compiling.check_schedule(trainer.model)
     if not 0 <= first <= last <= ticket.spent:
         raise LotteryError(f"{branch} must train within the steps 0 to {ticket.spent}, not {first} to {last}.")

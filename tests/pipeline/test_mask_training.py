@@ -215,6 +215,23 @@ def test_one_device_alone(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_learning_rate_that_cannot_begin_later_is_no_matter_where_nothing_is_trained(tmp_path):
+    import keras
+
+    def own():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(7, "relu"), keras.layers.Dense(3)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(lambda: 0.1), loss, metrics=["accuracy"])
+        return model
+
+    train = {key: TABLES["train"][key] for key in ("eval_every", "batch_size", "jit_compile")} | {"num_steps": 10}
+    run = {"num_replicates": 1, "controls": NAMES}
+    tables = TABLES | {"train": train, "rewind": {}, "prune": {"num_rounds": 1}, "run": run}
+    data = toy_arrays(np.random.default_rng(3), 200, 40)
+    done = lottery.run(tables, model=own, data=data, out=tmp_path, on_event=quietly, tensorboard=False)
+    assert [name for name in done.table()["branch"] if name in NAMES] == NAMES
+
+
 def test_models_of_tf_keras_are_refused(tmp_path):
     tf_keras = pytest.importorskip("tf_keras")
 
