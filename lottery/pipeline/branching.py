@@ -44,7 +44,7 @@ def branch(
         if transfers and rounds:
             rounds = [0, *rounds]  # the dense network on the other data, without which no accuracy there says much
         places = chosen_rounds(path, experiment, rounds, replicate, first=0 if transfers else 1)
-        other = with_other_data(experiment, overrides) if transfers else None
+        other = with_other_data(experiment, overrides, ingredients.data) if transfers else None
         prepared = running.open_run(session.stack, path, experiment, ingredients, transfer=other)
         prepared.check_learns(name)
         if transfers and places:
@@ -125,6 +125,8 @@ def _check_overrides(overrides: Mapping[str, Any], transfers: bool, has_data: bo
         raise LotteryError("Only the branch 'transfer' takes other values; another experiment is another run.")
     if transfers and not has_data and "data" not in overrides:
         raise LotteryError("The branch 'transfer' needs another data set, such as data.name=fashion_mnist.")
+    if has_data and {"name", "path"} & set(overrides.get("data", ())):
+        raise LotteryError("The branch 'transfer' takes the other data as data= or as data.name, not both.")
     wrong = [key for key in overrides if key not in ("data", "train")]
     if wrong:
         raise unknown("A section that 'transfer' may change", wrong[0], ("data", "train"))

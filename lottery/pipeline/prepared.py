@@ -160,11 +160,21 @@ def without_functions(experiment: config.Experiment) -> config.Experiment:
     return config.validated(tables)
 
 
-def with_other_data(experiment: config.Experiment, overrides: Mapping[str, Any]) -> config.Experiment:
-    """Make the experiment of a transfer: that of the run, with the other data and what `overrides` changes."""
+def with_other_data(
+    experiment: config.Experiment, overrides: Mapping[str, Any], passed: Any = None
+) -> config.Experiment:
+    """Make the experiment of a transfer: that of the run, with the other data and what `overrides` changes.
+
+    Data that are `passed` are used whole, whatever the run takes of its own.
+    """
     tables = experiment.model_dump(mode="json")
     if "data" in overrides:
         tables["data"] |= {"path": "", "fingerprint": ""}
+    if passed is not None:
+        tables["data"] |= {"name": GIVEN, "num_examples": 0}
+        # Three parts or six arrays bring validation examples, beside which a number of the run's would contradict.
+        if isinstance(passed, tuple | list) and len(passed) in (3, 6):
+            del tables["data"]["validation"]
     return config.validated(config.merged(tables, overrides))
 
 

@@ -11,8 +11,11 @@ from typer.testing import CliRunner
 import lottery
 from lottery import cli, config, files, masks, plots, randomness, weights
 from lottery.analysis import costs
+from lottery.data import Streams
 from lottery.errors import LotteryError
-from lottery.pipeline.prepared import Ingredients
+from lottery.pipeline import branching, preparing
+from lottery.pipeline.prepared import Ingredients, with_other_data
+from lottery.pipeline.session import Execution
 from lottery.pruning import branches, dynamic
 from lottery.runs import store, verification
 from lottery.settings import GIVEN
@@ -412,6 +415,25 @@ def test_transfer_trains_the_ticket_on_other_data(single):
         and stored["data_sha256"] != store.read_environment(single.path)["data_sha256"]
     )
     assert stored["early_stop_test_loss"] != ticket["early_stop_test_loss"]
+
+
+def test_data_passed_to_a_transfer_are_used_whole(tmp_path):
+    """How much the run takes of its own data says nothing of the others."""
+    import tensorflow as tf
+
+    run = go(tmp_path, {"data": {"num_examples": 150}, "run": {"num_replicates": 1}, "prune": {"num_rounds": 1}})
+    x, y, *test = arrays(seed=8)
+    parts = (x, y), (x[:30], y[:30]), tuple(test)
+    streams = tuple(tf.data.Dataset.from_tensor_slices(part).batch(16) for part in parts)
+    streams = streams[0].repeat(), *streams[1:]
+    for other, num_trained in (((x, y, *test), 160), ((x[:120], y[:120], *test), 80), (parts, 200), (streams, None)):
+        given = Ingredients(build, other)
+        prepared = preparing.prepare(with_other_data(run.experiment, {}, other), given)
+        assert isinstance(prepared.data, Streams) or len(prepared.data.train) == num_trained
+    branching.branch(run.path, "transfer", [1], ingredients=given, execution=Execution(on_event=quietly))
+    assert sum("transfer" in name for name in run.table()["branch"]) == 2 and is_right(run) == []
+    with pytest.raises(LotteryError, match="as data= or as data.name, not both"):
+        lottery.branch(run.path, "transfer", [1], {"data": {"name": "digits"}}, model=build, data=other)
 
 
 def test_fine_tuning_keeps_the_last_rate_of_any_schedule(tmp_path):
