@@ -37,7 +37,8 @@ class CriterionInputs:
 
     initial: Weights  # at step 0
     trained: Weights  # at the end of the round before
-    kept: Masks  # of the round before; those of the dense network for criteria that need the network
+    # Of the round before; those of the dense network for criteria that need the network, and without iterations.
+    kept: Masks
     rng: np.random.Generator  # a function of seed, replicate and round
     density: float  # that the round prunes to, in (0, 1]: of all prunable entries, or of all groups of them
     scope: str  # "layerwise" or "global": which weights will be ranked together

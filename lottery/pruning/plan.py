@@ -128,7 +128,8 @@ class Plan:
         return criteria.CriterionInputs(
             initial={name: initial[name] for name in kept},
             trained={name: trained[name] for name in kept},
-            kept=kept,
+            # Without iterations the dense network is scored, or ranks among survivors would depend on earlier rounds.
+            kept=kept if self.settings.iterative else self.dense,
             rng=rng,
             density=sum(targets.values()) / sum(counts[0] for counts in self.survivors.values()),
             scope=self.settings.scope,

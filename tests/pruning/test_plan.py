@@ -1,5 +1,6 @@
 import itertools
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from lottery import masks
 from lottery.errors import LotteryError
 from lottery.pruning import allocation, plan, ranking, schedules
+from lottery.pruning.criteria import CRITERIA
 from lottery.pruning.settings import Prune
 from tests.pruning.test_schedules import LADDER, LENET
 
@@ -168,7 +170,7 @@ def test_rounds_end_at_exactly_the_final_density_that_was_written(schedule, allo
         rounds = [
             sum(counts) for counts in zip(*(ladder[one] for one in ladder if set(one) <= set(group)), strict=True)
         ]
-        assert rounds[0] == size and rounds[-1] == round(final * size)
+        assert rounds[0] == size and rounds[-1] == round(Fraction(str(final)) * size)  # as it was written
         assert all(after <= before for before, after in itertools.pairwise(rounds))
         for index in range(1, num_rounds):
             meant = {
@@ -229,3 +231,21 @@ def test_a_round_of_a_rate_prunes_what_keep_highest_does(shapes, rate, seed, sco
     expected = ranking.keep_highest(scores, dense, rate, scope)
     for name in shapes:
         np.testing.assert_array_equal(found[name], expected[name])
+
+
+@pytest.mark.parametrize("name", [name for name, known in CRITERIA.items() if not known.needs_network])
+@pytest.mark.parametrize("scope", ranking.SCOPES)
+def test_without_iterations_each_round_is_what_one_shot_gives(name, scope, rng):
+    """Whatever rounds come before, also where scores are ranks; but chance is drawn anew in each round."""
+    initial = {"a": rng.normal(size=(30, 20)), "b": rng.normal(size=(20, 10))}
+    trained = {key: value + rng.normal(size=value.shape) for key, value in initial.items()}
+    found = plan.of_weights(Prune(criterion=name, scope=scope, iterative=False, num_rounds=4, rate=0.4), initial)
+    kept = found.dense
+    for number in (1, 2, 3, 4):
+        inputs = found.criterion_inputs(number, initial, trained, kept, np.random.default_rng(0))
+        scores = CRITERIA[name].score(inputs)
+        kept, once = found.masks(number, scores, kept), found.masks(number, scores, found.dense)
+        alone = found.criterion_inputs(number, initial, trained, found.dense, np.random.default_rng(0))
+        expected = found.masks(number, CRITERIA[name].score(alone), found.dense)
+        for key in initial:
+            assert np.array_equal(kept[key], expected[key]) and np.array_equal(once[key], expected[key])
