@@ -317,11 +317,17 @@ def _plain(value: Any) -> Any:
 def _check_fair(experiment: Experiment) -> None:
     """Refuse controls, and a criterion, that have no meaning where tickets start."""
     rewind, prune = experiment.rewind, experiment.prune
-    rounds = experiment.run.control_rounds
-    for name in experiment.run.controls:
+    controls, rounds = experiment.run.controls, experiment.run.control_rounds
+    rounds = () if rounds == ALL else rounds
+    # A network that is listed twice would be counted twice, and in a sweep be a copy of itself.
+    for key, values in ("controls", controls), ("control_rounds", rounds):
+        for value in values:
+            if values.count(value) > 1:
+                raise LotteryError(f"run.{key} has {value!r} twice; leave one out.")
+    for name in controls:
         subject = f"run.controls: leave out {name}, which"
         fairness.check_fair(name, prune, rewind, subject)
-        fairness.check_rounds(name, () if rounds == ALL else rounds)
+        fairness.check_rounds(name, rounds)
     if criteria.facts(prune.criterion).needs_network and rewinding.REWINDS[rewind.mode].start is not None:
         raise LotteryError(
             f'rewind.mode must be "weights" with prune.criterion = "{prune.criterion}", not "{rewind.mode}": this '

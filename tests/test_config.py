@@ -165,6 +165,9 @@ def test_overrides_are_toml_and_else_strings():
         ("prune.final_density=1.0", "prune.final_density must be .*not 1.0"),
         ("run.controls=['random_init']", "run.controls must be .*not 'random_init'.*Did you mean 'random_reinit'"),
         ("run.controls=['transfer']", "run.controls must be .*not 'transfer'"),
+        ("run.controls=['untrained', 'untrained']", "run.controls has 'untrained' twice"),
+        ("run.control_rounds=[3, 3]", "run.control_rounds has 3 twice"),
+        ("prune={final_density=0.1, densities=[0.5], schedule='explicit'}", "prune.final_density replaces prune.dens"),
         ("run.control_rounds=[21]", "run.control_rounds must be at most prune.num_rounds, 20, not 21"),
         (
             "run.enforcement=hope",

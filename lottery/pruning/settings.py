@@ -83,14 +83,14 @@ class Prune(Section):
                 f"prune.densities has {len(self.densities)} entries and prune.num_rounds is {self.num_rounds}; "
                 "leave prune.num_rounds out."
             )
+        if self.final_density and (self.densities or not self.num_rounds):
+            raise LotteryError("prune.final_density replaces prune.densities, and needs at least one round.")
         # A stored experiment has every key, with its default where a file leaves it out.
         given = [key for key in ("rate", "rates") if getattr(self, key) != type(self).model_fields[key].default]
         if self.densities and given:
             raise LotteryError(f"prune.densities says how much to prune: leave out prune.{given[0]}.")
         if any(after >= before for before, after in itertools.pairwise(self.densities)):
             raise LotteryError(f"prune.densities must fall from round to round, not {list(self.densities)}.")
-        if self.final_density and (self.densities or not self.num_rounds):
-            raise LotteryError("prune.final_density replaces prune.densities, and needs at least one round.")
         if ALLOCATIONS[self.allocation] and (self.rates or self.scope == GLOBAL):
             raise LotteryError(
                 f'prune.allocation = "{self.allocation}" says what each layer keeps: leave out prune.rates and '
