@@ -353,8 +353,9 @@ def check(how: Granularity) -> None:
                 f'prune.{key} and prune.granularity = "{fitting}" go together: set both or neither, as in '
                 f"prune.{key} = {example}."
             )
-        if value and (len(value) != 2 or not all(type(number) is int and number > 0 for number in value)):
-            raise LotteryError(f"prune.{key} must be two whole numbers from 1, not {list(value)}.")
+        given = list(value) if isinstance(value, tuple) else value
+        if value and not (isinstance(given, list) and len(given) == 2 and all(_is_positive(each) for each in given)):
+            raise LotteryError(f"prune.{key} must be two whole numbers from 1, not {given!r}.")
     if how.n_of_m and how.n_of_m[0] >= how.n_of_m[1]:
         raise LotteryError(f"prune.n_of_m must be [n, m] with n below m, not {list(how.n_of_m)}.")
     if how.norm != Granularity.norm and not kind.pools:
@@ -362,6 +363,10 @@ def check(how: Granularity) -> None:
         raise LotteryError(
             f'prune.norm pools the scores of a group, so prune.granularity must be {pooling}, not "{how.name}".'
         )
+
+
+def _is_positive(number: Any) -> bool:
+    return type(number) is int and number > 0
 
 
 def _check_scores(masks: Masks, scores: Scores) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lottery import config, masks, pruning, weights
 from lottery.errors import LotteryError
 from lottery.pruning import branches, plan, schedules
-from lottery.pruning.granularity import GRANULARITIES, NORMS, Granularity
+from lottery.pruning.granularity import GRANULARITIES, NORMS, Granularity, check
 from lottery.pruning.settings import Prune
 from tests.pruning.test_plan import check_rounds, planned
 
@@ -243,6 +243,11 @@ def test_random_units_differ_from_the_tickets():
     }
     assert len(seen | {kept["a"].tobytes()}) == 10
     assert plan.of_weights(Prune(), kept).shuffled(kept) is None
+
+
+def test_a_block_that_is_no_pair_is_refused_in_one_sentence():
+    with pytest.raises(LotteryError, match="prune.block must be two whole numbers from 1, not 4"):
+        check(Granularity("block", block=4))  # type: ignore
 
 
 @pytest.mark.parametrize(
