@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ def branch(
 ) -> None:
     """Train branches from stored rounds, or find them complete; see `lottery.branch`."""
     path = Path(run)
-    overrides = dict(overrides or {})
+    rounds, overrides = whole_numbers("rounds", rounds), dict(overrides or {})
     experiment = store.read_experiment(path)
     function = _function(kind, experiment)
     name = _name(function)
@@ -66,6 +67,14 @@ def branch(
         dispatch.carry_out({path: recipe}, missing, session.writing({path: experiment}), {path: prepared})
 
 
+def whole_numbers(what: str, values: Iterable[int]) -> list[int]:
+    """Return whole numbers as Python's own, which a record can hold; raise `LotteryError` if they are none."""
+    try:
+        return [operator.index(value) for value in values]
+    except TypeError:
+        raise LotteryError(f"{what} must be a list of whole numbers, such as [1, 2], not {values!r}.") from None
+
+
 def chosen_rounds(
     path: Path, experiment: config.Experiment, rounds: Sequence[int], replicate: int | None, first: int = 0
 ) -> list[tuple[int, int]]:
@@ -74,9 +83,9 @@ def chosen_rounds(
         raise LotteryError(f"No round of {str(path)!r} is complete yet.")
     replicates = range(1, experiment.run.num_replicates + 1)
     if replicate is not None and replicate not in replicates:
-        raise LotteryError(f"replicate must be 1 to {len(replicates)}, not {replicate}.")
+        raise LotteryError(f"replicate must be 1 to {len(replicates)}, not {replicate!r}.")
     places = []
-    for number in replicates if replicate is None else [replicate]:
+    for number in replicates if replicate is None else whole_numbers("replicate", [replicate]):
         complete = store.complete_rounds(path, number)
         for wrong in [chosen for chosen in rounds if chosen not in complete]:
             stored = f"0 to {complete[-1]}" if complete else "none yet"

@@ -89,11 +89,13 @@ def _wanted(
     allowed = [name for name, known in rewinding.REWINDS.items() if known.start is None]
     if mode not in allowed:
         raise unknown("rewind.mode of a run whose networks are to be connected", mode, allowed)
+    rounds = branching.whole_numbers("rounds", rounds)
+    steps = sorted(set(branching.whole_numbers("steps", steps)))
     for step in steps:
         if not 0 <= step < experiment.train.num_steps:
             raise LotteryError(f"steps must be 0 to {experiment.train.num_steps - 1}, not {step}.")
     chosen = branching.chosen_rounds(run, experiment, rounds, replicate)
-    steps = sorted(set(steps)) or [experiment.rewind.step]
+    steps = steps or [experiment.rewind.step]
     wanted = [Siblings(run, experiment, *place, step) for place in chosen for step in steps]
     if any(pair.pruned.record["final_test_accuracy"] is None for pair in wanted):
         raise LotteryError("The model of this run measures no accuracy, so no error barrier can be measured.")

@@ -514,6 +514,16 @@ def test_a_branch_of_the_callers_own_that_is_not_one_is_refused(controlled, own,
     assert not list(controlled.path.rglob(f"branch-{own.__name__}/round.json"))
 
 
+def test_rounds_are_whole_numbers_of_any_type(single):
+    """A record cannot hold those of NumPy, which would be known after the training."""
+    options = {"model": build, "data": arrays(), "on_event": quietly}
+    lottery.branch(single.path, "random_mask", np.array([2]), replicate=np.int64(1), **options)
+    assert is_right(single) == [] and len(single.table()) == 4
+    for wrong in (1, [1.0], "1"):
+        with pytest.raises(LotteryError, match="rounds must be a list of whole numbers, such as .*, not "):
+            lottery.branch(single.path, "random_mask", wrong, **options)
+
+
 def test_an_own_branch_may_keep_other_counts(single):
     def sparser(origin):
         kept = {name: mask & (origin.rng.random(mask.shape) < 0.5) for name, mask in origin.kept.items()}
