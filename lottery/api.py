@@ -200,7 +200,7 @@ class Run:
 
 
 def run(
-    experiment: str | Path | Mapping[str, Any] | None = None,
+    experiment: str | Path | Run | Mapping[str, Any] | None = None,
     overrides: Mapping[str, Any] | None = None,
     *,
     model: Callable[[], Any] | None = None,
@@ -212,7 +212,7 @@ def run(
 
     Args:
         experiment: A TOML file, its tables, or None: the experiment that ships with the package, or every default if
-            a model or data are passed. Or the folder of a run, which is resumed.
+            a model or data are passed. Or a run, or its folder, which is resumed.
         overrides: Tables that replace single values, such as ``{"prune": {"num_rounds": 12}}``; none for a run.
         model: A function without arguments that builds a Keras model. A compiled model keeps its optimiser, loss and
             metrics; any other gets the experiment's optimiser and a cross-entropy loss.
@@ -226,6 +226,8 @@ def run(
         Stopped: A stop was requested, as by Ctrl-C, or the time is up; the same call resumes from checkpoints. A
             ``KeyboardInterrupt``.
     """
+    if isinstance(experiment, Run):
+        experiment = experiment.path
     _check_places(experiment=experiment, overrides=overrides)
     ingredients, execution = _divided(model, data, options, config.names_network(experiment, overrides))
     return Run(running.run(experiment, overrides, ingredients, out, execution))

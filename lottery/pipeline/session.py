@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import numbers
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,13 @@ class Execution:
             self.workers.check()
         elif self.workers is not None and (type(self.workers) is not int or self.workers < 1):
             raise LotteryError(f"workers must be a whole number from 1, None or a Ray, not {self.workers!r}.")
-        if self.max_hours is not None and not self.max_hours > 0:
+        every = self.checkpoint_every
+        if every is not None and not isinstance(every, CheckpointInterval):
+            raise LotteryError(
+                "checkpoint_every must be a lottery.training.checkpoints.CheckpointInterval, such as "
+                f"CheckpointInterval(seconds=30), not {every!r}."
+            )
+        if self.max_hours is not None and not (isinstance(self.max_hours, numbers.Real) and self.max_hours > 0):
             raise LotteryError(f"max_hours must be above 0, not {self.max_hours!r}.")
         with contextlib.ExitStack() as stack:
             # Models draw from generators of the whole process, in which the caller may draw, too.

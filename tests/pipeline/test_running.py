@@ -217,9 +217,15 @@ def test_time_runs_out_and_the_same_call_goes_on(tmp_path):
         lottery.run(ONE, out=tmp_path, on_event=quietly, max_hours=1e-9)
     assert stopped.value.signal == interrupts.TIME_IS_UP and not list(tmp_path.rglob("round.json"))
     assert len(lottery.run(ONE, out=tmp_path, on_event=quietly, max_hours=24).table()) == 3
-    for wrong in (0, -1, math.nan):
+    for wrong in (0, -1, math.nan, "8"):
         with pytest.raises(LotteryError, match="max_hours must be above 0, not"):
             lottery.run(ONE, out=tmp_path, on_event=quietly, max_hours=wrong)
+
+
+def test_an_interval_of_checkpoints_that_is_none_is_refused_before_training(tmp_path):
+    with pytest.raises(LotteryError, match="checkpoint_every must be a .*CheckpointInterval, .*not 30"):
+        lottery.run(ONE, out=tmp_path, on_event=quietly, checkpoint_every=30)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_complete_run_is_not_trained_again(small_run, monkeypatch):
@@ -227,6 +233,7 @@ def test_a_complete_run_is_not_trained_again(small_run, monkeypatch):
     events = []
     again = lottery.run(SMALL, out=small_run.path.parent, on_event=events.append)
     assert again.path == small_run.path and "complete" in events[-1].text
+    assert lottery.run(small_run, on_event=quietly) == small_run  # as any path to it
 
 
 def test_what_is_passed_with_the_folder_of_a_complete_run_is_compared(tmp_path):
