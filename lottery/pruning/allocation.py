@@ -27,6 +27,7 @@ def erk(shapes: Shapes, density: float) -> dict[str, float]:
     """
     _check(density)
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    # A weight of a single number has no dimensions, and is divided by their sum.
     sums = {name: sum(shape) or 1 for name, shape in shapes.items()}
     found: dict[str, float] = {}
     budget = density * sum(sizes.values())
@@ -60,6 +61,7 @@ def counts(
     """
     most = most or sizes
     quotas = {name: Fraction(repr(float(densities[name]))) * size for name, size in sizes.items()}
+    # In fractions: a sum of floats may lie on the other side of a whole number.
     meant = sum(quotas.values())
     if not abs(total - meant) < 1 or total > sum(most[name] for name in sizes):
         raise LotteryError(
@@ -70,6 +72,7 @@ def counts(
     kept = {name: min(int(quota), most[name]) for name, quota in quotas.items()}
     in_turn = sorted(quotas, key=lambda name: kept[name] - quotas[name])
     missing = total - sum(kept.values())
+    # More than one pass only where `most` has cut something off.
     while missing:
         for name in in_turn:
             more = min(1, missing, most[name] - kept[name])

@@ -247,6 +247,7 @@ def set(ticket: StoredTicket) -> BranchStart:
 
 def set_long(ticket: StoredTicket) -> BranchStart:
     """As `set`, for as many steps as all trainings that led to the ticket, with its own."""
+    # The branch above, which hides Python's own.
     return set(replace(ticket, num_steps=ticket.spent))
 
 
@@ -446,6 +447,7 @@ def _random_by_erk(ticket: StoredTicket) -> Masks:
     shapes = {name: mask.shape for name, mask in ticket.kept.items()}
     densities = allocation.erk(shapes, masks.density(ticket.kept))
     sizes = {name: mask.size for name, mask in ticket.kept.items()}
+    # By the number itself, which the density, as a float, may miss.
     counts = allocation.counts(densities, sizes, sum(masks.num_kept(ticket.kept).values()))
     return {name: _drawn(shape, counts[name], ticket.rng) for name, shape in shapes.items()}
 

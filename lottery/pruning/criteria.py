@@ -95,6 +95,7 @@ def small_init_small_final(inputs: CriterionInputs) -> dict[str, np.ndarray]:
 def magnitude_increase(inputs: CriterionInputs) -> dict[str, np.ndarray]:
     """Growth in absolute value, |w_f| - |w_i|: Zhou et al. 2019, https://arxiv.org/abs/1905.01067, section 2."""
     return {
+        # In double precision: in half precision different sizes have the same difference, and others overflow.
         name: np.abs(value, dtype=np.float64) - np.abs(inputs.initial[name], dtype=np.float64)
         for name, value in inputs.trained.items()
     }
@@ -170,6 +171,7 @@ def synflow(inputs: CriterionInputs) -> dict[str, np.ndarray]:
         for names, target in (inputs.targets or {}).items()
     }
     if not fractions:
+        # Callers outside of a run give no counts. Where nothing is kept, no density can be met.
         present = masks.density(kept) or 1.0
         fractions = {names: min(1.0, inputs.density / present) for names, _ in ranking.groups(kept, inputs.scope)}
     ranks = gradients.synaptic_flow(network.model, network.build, network.x, kept, fractions)
@@ -195,6 +197,7 @@ _MAGNITUDE = Criterion(magnitude)
 
 # By the name in ``prune.criterion``.
 CRITERIA: dict[str, Criterion] = {
+    # Two papers have named it, so it has two names.
     "magnitude": _MAGNITUDE,
     "large_final": _MAGNITUDE,
     "small_final": Criterion(small_final, is_signed=True),
@@ -219,6 +222,7 @@ CRITERIA: dict[str, Criterion] = {
 
 def facts(name: str) -> Criterion:
     """Return the record of a criterion; of a function of the caller's, one without facts, whose scores are unknown."""
+    # A stored run names a function only as "given", and is read without it.
     return CRITERIA.get(name) or Criterion(_of_the_caller)
 
 
@@ -241,6 +245,7 @@ def _lower_rank(inputs: CriterionInputs, sign: int) -> dict[str, np.ndarray]:
             sizes = np.concatenate([sign * np.abs(np.asarray(values[name])[inputs.kept[name]]) for name in group])
             ranks = np.empty(sizes.size)
             ranks[np.argsort(sizes, kind="stable")] = np.arange(1, sizes.size + 1)  # of equals, the earlier is lower
+            # NaN is sorted last, as if it were the highest, so it stays NaN, which ranking refuses.
             lower = np.minimum(lower, np.where(np.isnan(sizes), np.nan, ranks))
         ends = np.cumsum([np.count_nonzero(inputs.kept[name]) for name in group])[:-1]
         for name, part in zip(group, np.split(lower, ends), strict=True):

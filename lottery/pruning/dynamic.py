@@ -53,6 +53,7 @@ def gradual(sizes: Mapping[str, int], targets: Mapping[str, int], num_steps: int
         left = (1 - Fraction(place, len(steps))) ** 3
         counts = {name: targets[name] + round((size - targets[name]) * left) for name, size in sizes.items()}
 
+        # `counts` as a default, or all changes would prune to the last ones of the loop.
         def prune(kept: Masks, state: Weights, counts: Mapping[str, int] = counts) -> Masks:
             survivors = num_kept(kept)
             magnitudes = {name: np.abs(state[name]) for name in kept}
@@ -72,6 +73,7 @@ def set_(counts: Mapping[str, int], num_steps: int, seed: int) -> dict[int, Chan
     def scores(step: int, kept: Masks, state: Weights) -> Scores:
         # A generator for each step, so that a training that is resumed draws what it would have drawn.
         rng = np.random.default_rng([seed, step])
+        # By name, so that the order in which a model lists its weights changes no draw.
         return {name: rng.random(kept[name].shape) for name in sorted(kept)}
 
     return _replacing(counts, num_steps, scores)

@@ -32,6 +32,7 @@ def beside(branch: Branch, start: Start, step: int | str = "k", held_at: str = "
         return chosen.format(step=f"{step:,}" if isinstance(step, int) else step)
 
     refused = text(branch.refused)
+    # Of two reasons the first is said: one sentence is enough to choose another branch.
     if not refused and not mask_actions.is_zero(held_at):
         refused = branch.refused_held
     takes_away = "" if refused else text(branch.takes_away)

@@ -45,6 +45,7 @@ def loss_gradient(model: Any, names: Sequence[str]) -> Callable[[Batch], Scores]
     def gradient(batch: Batch) -> Scores:
         batch = _as_tensors(batch)
         with _restored(model):
+            # Keras makes variables at the first call, which must not be inside the graph.
             if compute.experimental_get_tracing_count() == 0:
                 _loss(model, batch, training=False)
             found = compute(batch)
@@ -175,6 +176,7 @@ def softened(model: Any, temperature: float = TEMPERATURE) -> Iterator[Callable[
 
     try:
         for layer, activation in activations:
+            # The argument keeps the activation of this turn: a loop's variable is read when the layer is called.
             layer.activation = lambda value, own=activation: own(value / temperature)
         yield soften
     finally:
@@ -243,6 +245,7 @@ def synaptic_flow(
             ranks[names][alive[names][lowest]] = sizes[names] - values.size + 1 + np.arange(lowest.size)
             alive[names] = np.delete(alive[names], lowest[:count])
         left = {name: mask & (ranked[name] == 0) for name, mask in kept.items()}
+        # A step that prunes nothing, as most of a small group, changes no flow.
         if step < NUM_STEPS and any(np.any(left[name] != now[name]) for name in kept):
             scores = flow(left)
         now = left
@@ -266,6 +269,7 @@ def flow_through(model: Any, build: Callable[[], Any], x: Any, names: Sequence[s
         _in_float64(keras_of(model)),
         evaluating(f"SynFlow evaluates the model {model.name!r} in double precision, in which it cannot be"),
     ):
+        # A copy, because layers take their precision when they are built.
         copy = build()
         absolute = _absolute(model, copy)
         weights.assign(copy, absolute)

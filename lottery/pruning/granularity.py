@@ -18,6 +18,7 @@ from lottery.pruning.ranking import check_numbers
 
 def l1(values: np.ndarray, present: np.ndarray, sizes: Any) -> np.ndarray:
     """The sum of a group's scores, which for absolute values is their L1 norm; or their mean."""
+    # Not a product with `present`: zero times infinity is NaN.
     return np.where(present, values, 0).sum(axis=0) / sizes
 
 
@@ -147,6 +148,7 @@ class MadeUnits(_Pooled):
     def __init__(self, weights: Shapes, how: Granularity, removable: Sequence[Units] = ()) -> None:
         super().__init__(weights, how)
         self._removable = {unit["made_by"][0]: unit for unit in removable}
+        # Layers that share units are ranked as one, under the name of the first.
         self.shapes = {name: (int(unit["size"]),) for name, unit in self._removable.items()}
         for first, unit in self._removable.items():
             fits = [weights[name][-1] == unit["size"] for name in unit["made_by"] if name in weights]
@@ -165,6 +167,7 @@ class MadeUnits(_Pooled):
             for name in unit["made_by"]:
                 masks[name] &= alive[first]
             for name in unit["read_by"]:
+                # After Flatten a unit has a row for each position of its window, and units change fastest.
                 masks[name] &= np.resize(alive[first], masks[name].shape[-2])[:, None]
         return masks
 
@@ -245,6 +248,7 @@ class NOfM(Groups):
         for name, mask in masks.items():
             ranks = self.pool({name: rng.random(mask.shape)}, {name: np.ones_like(mask)})[name]
             num_kept = self._grouped(name, mask, False).sum(axis=2, keepdims=True)
+            # Ranks count from -1 down, and what fills up a group is lower than all.
             drawn[name] = self._ungrouped(name, self._grouped(name, ranks, -np.inf) >= -num_kept)
         return drawn
 

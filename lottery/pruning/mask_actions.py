@@ -56,6 +56,7 @@ def at_initial(name: str, initial: Weights, trained: Weights, kept: Masks, befor
     for found in (initial, trained, before):
         masks.check(kept, found)
     return {
+        # What was decided before is stored nowhere; but a masked entry still has the value that it was held at.
         weight: np.where(mask, MASK_ACTIONS[name](initial[weight], trained[weight]), before[weight] == initial[weight])
         for weight, mask in kept.items()
     }

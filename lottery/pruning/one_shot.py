@@ -67,6 +67,7 @@ def prune(
     what, highest = ("below", math.inf) if sparsity is None else ("sparsity", 1.0)
     general = ranking.number(what, below if sparsity is None else sparsity, highest)
     magnitudes = _magnitudes(model, biases)
+    # Groups are made from what stays whole, so these rates are resolved before there are any.
     whole = [name for name, rate in ranking.by_weight(magnitudes, rates or {}).items() if not rate]
     groups = grouped(how, {name: value.shape for name, value in magnitudes.items()}, units_of(how, model, whole))
     own = ranking.by_weight(groups.shapes, rates or {})

@@ -83,6 +83,7 @@ class Plan:
         The estimate takes the last groups of each weight, the same fraction of each.
         """
         rounds = range(self.settings.num_rounds + 1)
+        # They are the same dict where groups are single entries.
         if self.groups.shapes is self.groups.weights:
             return [sum(kept[number] for kept in self.survivors.values()) for number in rounds]
         return [self._estimate(number) for number in rounds]
@@ -99,6 +100,7 @@ class Plan:
         """Make the masks of a round from scores and the masks that it prunes further."""
         alive = self.groups.alive(before)
         left = num_kept(alive)
+        # By what is left: a round that is made from the dense network prunes more than one that is not.
         pruned = {names: sum(left[name] for name in names) - kept[number] for names, kept in self.survivors.items()}
         pooled = self.groups.pool(scores, before, self._is_global)
         return self.groups.expand(ranking.prune_counts(pooled, alive, pruned))
@@ -145,6 +147,7 @@ def of_weights(settings: Prune, arrays: Mapping[str, Any], units: Sequence[Units
 
 def units_of(settings: Prune, model: Any) -> list[Units]:
     """List the units that an experiment removes from a model; empty unless ``prune.granularity`` is of units."""
+    # What stays whole may be of any layer, one without units, too.
     rates = ranking.by_weight(weights.prunable(model), settings.rates, "prune.rates") if settings.rates else {}
     return granularity.units_of(settings.grouping, model, [name for name, rate in rates.items() if not rate])
 
@@ -183,6 +186,7 @@ def _survivors(settings: Prune, groups: Groups) -> Survivors:
     what = "prune.rates"
     if groups.shapes is not groups.weights:
         what += f" of {settings.grouping.kind.noun}"
+    # Before any return, for its errors: a rate for no weight is wrong in every granularity.
     rates = ranking.by_weight(groups.shapes, settings.rates, what)
     fixed = groups.counts(settings.num_rounds)
     if fixed:
@@ -217,6 +221,7 @@ def source(settings: Prune, before: Any, dense: Any) -> Source:
 
 def is_open_ended(settings: Prune) -> bool:
     """Return True if a round is the same however many rounds follow: their densities, or a rate, say what it prunes."""
+    # All other schedules spread what is pruned over the number of rounds.
     by_rate = schedule_of(settings).rate is not None and not settings.n_of_m
     return by_rate or bool(settings.densities)
 
@@ -236,6 +241,7 @@ def is_from_dense(settings: Prune) -> bool:
 
 def rounds_to(settings: Prune, number: int) -> list[int]:
     """List the rounds that have to be trained for a round, which is the last of them."""
+    # Its masks took no training, so only its own steps count.
     if number and is_from_dense(settings):
         return [number]
     return [*range(number + 1)] if settings.iterative else sorted({0, number})

@@ -93,6 +93,7 @@ def groups(
         raise unknown("scope", scope, SCOPES)
     pooled = tuple(name for name in names if name not in exceptions)
     together: list[tuple[str, ...]] = [pooled] if scope == GLOBAL and pooled else [(name,) for name in pooled]
+    # A rate of its own sets a weight apart in the global scope, too, or its count would not be exact.
     return [*((group, None) for group in together), *(((name,), exceptions[name]) for name in exceptions)]
 
 
@@ -106,6 +107,7 @@ def by_weight(names: Iterable[str], exceptions: Mapping[str, T], what: str = "ra
         matched = [key] if key in names else [name for name in names if fnmatchcase(name, key)]
         if not matched:
             raise missing(f"{what}: no weight has the name, or fits the pattern,", key, names)
+        # Of patterns the first counts, and an exact name wherever it stands.
         found |= {name: found.get(name, value) for name in matched if name == key or name not in exceptions}
     return found
 
@@ -127,6 +129,7 @@ def check_numbers(name: str, values: np.ndarray) -> None:
 
 def number(what: str, value: Any, highest: float) -> float:
     """Return a number in [0, highest) as a float, or raise `LotteryError`."""
+    # To Python False is a whole number, and would be a rate of 0.
     is_number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
     if not is_number or not 0 <= value < highest:
         allowed = "a fraction in [0, 1)" if highest == 1 else "a finite number that is not negative"

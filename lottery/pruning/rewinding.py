@@ -39,6 +39,7 @@ def to_signs(start: Weights, trained: Weights, kept: Masks, rng: np.random.Gener
     standard deviation of the weight's start values, over all of its entries.
     """
     return {
+        # In double precision, and over pruned entries, too: one constant for all rounds.
         name: (np.sign(value) * value.std(dtype=np.float64)).astype(value.dtype) if name in kept else value
         for name, value in start.items()
     }
@@ -95,6 +96,7 @@ def schedule_step(mode: str, step: int, num_steps: int, number: int) -> int:
     """Return the step of its schedule at which the learning rate begins in a round."""
     if not number:
         return 0
+    # At its last step a schedule has its last rate, and stays there.
     return num_steps if REWINDS[mode].keeps_rate else step
 
 

@@ -28,6 +28,7 @@ class Schedule:
             if self.rate is not None:
                 kept.append(kept[-1] - num_pruned(self.rate, kept[-1]))
             else:
+                # Entries never come back, even if a schedule of a caller's own rises.
                 kept.append(min(kept[-1], num_kept(self.density(number), entries)))
         return kept
 
@@ -39,6 +40,7 @@ def geometric(rate: float, num_rounds: int = 0, final_density: float | None = No
     of the rate: round i of `num_rounds` then has the density final_density^(i / num_rounds).
     """
     if final_density is not None:
+        # Not by a rate worked out from it, which would miss it by the roundings of all rounds.
         return Schedule(lambda number: final_density ** (number / num_rounds))
     return Schedule(lambda number: (1 - rate) ** number, rate)
 

@@ -40,6 +40,7 @@ class Prune(Section):
     num_rounds: Annotated[int, Field(ge=0, le=MOST_ROUNDS)] = 20
     final_density: RateOrZero = 0.0
     rates: dict[str, RateOrZero] = Field(default={})
+    # Not strict, since TOML has lists, and no tuples.
     densities: tuple[Rate, ...] = Field(default=(), strict=False)
     granularity: Annotated[str, one_of("prune.granularity", GRANULARITIES)] = Granularity.name
     norm: Annotated[str, one_of("prune.norm", NORMS)] = Granularity.norm
@@ -56,10 +57,13 @@ class Prune(Section):
             return values
         final = values.get("final_density")
         if (implied := implied_rounds(values)) is not None:
+            # A number that is written stays, and is compared with the implied one below.
             values = {"num_rounds": implied, **values}
         num_rounds = values.get("num_rounds", 20)
+        # Nothing is validated yet: any other value gets a sentence of its own later.
         if type(final) is not float or not 0 < final < 1 or type(num_rounds) is not int or num_rounds < 1:
             return values
+        # Written down for those who read an experiment; the schedule goes by the final density itself.
         rate = 1 - final ** (1 / num_rounds)
         if values.get("rate", rate) != rate:
             raise LotteryError(

@@ -45,6 +45,7 @@ def fixed_weights(start: Weights, counts: Mapping[str, int]) -> dict[str, np.nda
     fixed = dict(start)
     for name, count in counts.items():
         value = start[name]
+        # Where nothing is kept, the scale does not matter, but must be finite.
         density = max(count, 1) / value.size
         scale = np.sqrt(2 / (_num_inputs(value.shape) * density))
         fixed[name] = (np.sign(value) * scale).astype(value.dtype)
@@ -74,6 +75,7 @@ def highest(scores: Any, count: Any) -> Any:
         candidate = tf.bitwise.bitwise_or(lowest, tf.bitwise.left_shift(1, bit))
         return bit - 1, tf.where(number(keys >= candidate) >= count, candidate, lowest)
 
+    # Bit 31 is the sign, which is 0.
     first = tf.constant(30), tf.constant(0)
     lowest = tf.while_loop(lambda bit, _: bit >= 0, add_bit, first)[1]
     # Of the entries at the lowest score, the earlier go: find the position before which as many lie as are too many.
