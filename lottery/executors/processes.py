@@ -47,6 +47,7 @@ class ProcessExecutor(Executor):
         def end(inner: Future) -> None:
             error = inner.exception()
             if isinstance(error, BrokenProcessPool):
+                # Each network of a broken pool comes here, and the first may have another pool begun by now.
                 if self._pool is pool:
                     self._pool = None
                 killed = " (killed, perhaps for lack of memory)" if "SIGKILL" in str(error) else ""
@@ -113,6 +114,7 @@ class ProcessExecutor(Executor):
                 time.sleep(0.01)
                 continue
             self._connections.append(connection)
+            # It may have begun after all others were asked to stop.
             if self._cancelled:
                 self.cancel()
             threading.Thread(target=self._read, args=(connection,), daemon=True).start()
@@ -190,5 +192,6 @@ def _train(job: Job) -> bool:
         raise
     except Exception as error:  # its class may not be picklable
         raise LotteryError(f"{type(error).__name__}: {error}") from None
+    # By the way of its events, or the network could be complete before its last event is heard.
     worker.connection.send(job)
     return True

@@ -111,6 +111,7 @@ class _RayExecutor(Executor):
             if self._gone:
                 raise LotteryError(self._gone)
             wanted = self._resources[job.run]
+            # A process of Ray's has a working directory of its own.
             folder = job.run.absolute()
             # Ray must not retry: the scheduler counts losses, and begins a network again from its checkpoint.
             options = {"num_cpus": wanted["CPU"], "num_gpus": wanted.get("GPU", 0), "max_retries": 0}
@@ -282,6 +283,7 @@ def train(
         if _WORKERS:  # TensorFlow may have started with another number of threads
             os._exit(1)
         for name, value in settings.items():
+            # Not over what a node has set for itself, such as the place of its data.
             os.environ.setdefault(name, value)
         worker = _Worker(events, orders)
         worker.train = cloudpickle.loads(initializer)(progress.throttled(worker.collect), worker.should_stop)
@@ -294,6 +296,7 @@ def _stamp(run: Path) -> tuple[int, int]:
     """Seconds and size of a run's environment.json: the same on all nodes that share the folder, and on no others."""
     with contextlib.suppress(OSError):
         found = (run / "environment.json").stat()
+        # Whole seconds: some shared file systems round times.
         return int(found.st_mtime), found.st_size
     return 0, 0
 

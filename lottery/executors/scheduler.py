@@ -141,6 +141,7 @@ def launch(
         LotteryError: Networks failed. All others that do not need them are trained.
     """
     launched = _Launch(jobs, executor, on_event, copies or {})
+    # Copies are made in this process, which takes no time beside a training, and needs no model.
     copier = LocalExecutor(copy) if copy else executor
     stopped, signal = False, 0
     while True:
@@ -153,6 +154,7 @@ def launch(
             launched.submit(job, copier if job in launched.copies else executor)
         if not launched.running:
             break
+        # Not for ever: a request to stop is looked for in between.
         event = executor.next(timeout=0.2)
         if isinstance(event, Future):
             launched.end(event, stopped)
@@ -193,6 +195,7 @@ class _Launch:
         """Begin a network."""
         future = executor.submit(job)
         self.running[future] = job
+        # Called at once if the future is done, as that of a network that was trained in this process.
         future.add_done_callback(self.executor.happened.put)
 
     def end(self, future: Future, stopped: bool) -> None:
@@ -209,6 +212,7 @@ class _Launch:
         else:
             self.failed[job] = error
             self.disk_fails = self.disk_fails or isinstance(error, StorageError)
+            # A single failure is raised in the end, and nobody needs to hear it twice.
             if len(self.place) > 1 and not self.disk_fails:
                 self.on_event(progress.Note(f"{_sentence(job, error)} The others continue."))
 
@@ -219,6 +223,7 @@ class _Launch:
             if not untrainable.isdisjoint(self.graph[job]):
                 untrainable.add(job)
         for error in self.failed.values():
+            # An error of the disk is no matter of the one network that met it first.
             if isinstance(error, StorageError) or len(untrainable) == 1:
                 raise error
         if signal and self.num_trained + len(untrainable) < len(self.graph):
@@ -235,6 +240,7 @@ class _Launch:
             found = store.round_path(job.run, *job.network).glob("checkpoint*")
             checkpoints = sorted((path.name, path.stat().st_mtime_ns) for path in found)
         times, before = self.losses.get(job, (0, checkpoints))
+        # A new checkpoint is progress, also if the process dies each time.
         times = times + 1 if before == checkpoints else 1
         self.losses[job] = times, checkpoints
         if times >= LOSSES:
