@@ -344,9 +344,11 @@ def _divided(
 ) -> tuple[Ingredients, Execution]:
     """Divide the options of a call by what they are about; a caller whose tables name a network trusts its module."""
     _check_options(options)
+    # A TypedDict has no isinstance, so options are told apart by their names.
     own = Options.__annotations__.keys() - ExecutionOptions.__annotations__.keys()
     passed = {key: options[key] for key in options if key in own}
     if names_network:
+        # Who types the name of a module has chosen to run it; a file may be a stranger's.
         passed["import_code"] = True
     execution = Execution(**{key: options[key] for key in options if key not in own})
     return Ingredients(model, data, **passed), execution

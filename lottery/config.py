@@ -112,6 +112,7 @@ def load(
             del tables["prune"]["rates"]  # they are for the output layer of its own model, whose units always stay
     else:
         tables = source if isinstance(source, Mapping) else read(Path(source))
+    # Fairness is asked here alone: what a run was stored with can always be read.
     experiment = validated(_plain(merged(tables, overrides or {})))
     _check_fair(experiment)
     return experiment
@@ -133,6 +134,7 @@ def validated(tables: Mapping[str, Any]) -> Experiment:
 def with_values(experiment: Experiment, section: str, values: Mapping[str, Any]) -> Experiment:
     """Copy an experiment with values in a section that are known to be right, and so are not validated."""
     changed = getattr(experiment, section).model_copy(update=dict(values))
+    # pydantic's copies are not validated, and keep what was set by the user apart from defaults.
     return experiment.model_copy(update={section: changed})
 
 
@@ -171,6 +173,7 @@ def as_tables(experiment: Experiment) -> dict[str, Any]:
     """Return every value of an experiment as tables; how to compile the model only where the experiment says it."""
     tables = experiment.model_dump(mode="json")
     for key in OF_COMPILING - experiment.train.model_fields_set:
+        # A default that is written down would be taken for a wish, which a compiled model cannot fulfil.
         del tables["train"][key]
     return tables
 
@@ -208,6 +211,7 @@ def read(path: Path) -> dict[str, Any]:
     path = path / "experiment.toml" if path.is_dir() else path
     try:
         with path.open("rb") as file:  # a pipe, too
+            # One byte more than is allowed tells that a file is too long, whatever its size.
             tables = parsed(path, file.read(MOST_BYTES + 1))
     except FileNotFoundError:
         near = difflib.get_close_matches(str(path), shipped(), n=1)
@@ -348,6 +352,7 @@ def _sentence(error: ValidationError) -> LotteryError:
     inner = first.get("ctx", {}).get("error")
     if isinstance(inner, LotteryError):
         return inner
+    # pydantic tells an error for each type that a value may have, and the first is of one of them.
     union = ".".join(map(str, first["loc"][:2]))
     if union in _UNIONS:
         return LotteryError(f"{union} must be {_UNIONS[union]}, not {first['input']!r}.")

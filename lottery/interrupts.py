@@ -63,6 +63,7 @@ def listening(notify: Callable[[int], None] | None = None, at_once: bool = False
         elif at_once:
             if sys.stderr.isatty():
                 os.write(2, b"\x1b[?25h\n")  # a display may have hidden the cursor
+            # Not by an exception, which would first wait for a checkpoint to be written.
             os._exit(128 + number)
         else:
             restore()
@@ -104,11 +105,13 @@ def held() -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
         if received:
+            # One is enough: more of them would mean to end at once, before anybody has heard of the first.
             signal.raise_signal(received[0])
 
 
 _RESTORE: list[Callable[[], None]] = []  # what puts the handlers before each open `listening` back, outer ones first
 
+# A mask of signals is of a thread, and several may fork.
 _FORKING = threading.local()
 
 
@@ -122,6 +125,7 @@ def _in_parent() -> None:
 
 
 def _in_child() -> None:
+    # Inner ones first: each puts back what it has found.
     for restore in reversed(_RESTORE):
         restore()
     _in_parent()

@@ -87,6 +87,7 @@ def tallied(on_event: OnEvent, spans: Mapping[Key, tuple[int, int]]) -> OnEvent:
         if isinstance(event, Step | Done):
             where = _where(event)
             first, last = spans.get(_key(where), (0, 0))
+            # Spans are estimates: a branch of the caller's own may train other steps.
             steps = last if isinstance(event, Done) else max(first, min(where.step, last))
             taken[_key(where)] = steps - first
             where = dataclasses.replace(where, done=sum(taken.values()), total=total, several=several)
@@ -186,6 +187,7 @@ class _TimeLeft:
     def __init__(self, console: Any) -> None:
         from rich.progress import Progress
 
+        # Nothing is drawn: only Rich's estimate of the time is used.
         self._measured = Progress(console=console, disable=True, speed_estimate_period=WINDOW)
         self._task = self._measured.add_task("", total=None)
         self._last = -math.inf
@@ -229,6 +231,7 @@ class _Lines:
             return
         self._shown = time.monotonic()
         with contextlib.suppress(OSError):  # a full disk is no reason to end the training
+            # Not wrapped by Rich, which takes a pipe for 80 columns.
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _fitted(self, event: Done, width: int | None) -> str:
@@ -246,6 +249,7 @@ class _Lines:
             left = [name for name in self.LEAVE_OUT if name not in self._absent]
             if width is None or len(line) <= width or not left:
                 return above + line
+            # For all later lines, too, so that columns stay below each other.
             self._absent.append(left[0])
 
 

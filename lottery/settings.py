@@ -44,6 +44,7 @@ def one_of(
     """
 
     def check(name: str) -> str:
+        # Now, and not when the class is made: a registry may have grown since.
         names = allowed() if callable(allowed) else allowed
         if name in names or also(name):
             return name
