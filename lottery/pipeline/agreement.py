@@ -25,6 +25,7 @@ def agreed(run: Path, experiment: config.Experiment, now: config.Experiment, obs
     Returns sentences that a person should read, or raises `LotteryError` if the model or a function is another. Data
     are compared by their digest, wherever they were read: see `environment.check_data`.
     """
+    # Where the data lie, and how they were passed, may be another way to the same digest.
     now = now.model_copy(update={"data": experiment.data})
     if config.digest(now) == config.digest(experiment):
         return []
@@ -88,6 +89,7 @@ def same_but_for_rounding(
     """Say that what was observed is the same but for rounding; empty if it is not."""
     before, after = recorded["observed"]["reported"], now["reported"]
     rounding = REPORTED_ROUNDING if experiment.train.in_full_precision else REPORTED_ROUNDING_IN_HALF
+    # Absolute, too: a loss near zero has no digits left to compare.
     if len(before) != len(after) or not np.allclose(before, after, rtol=rounding, atol=1e-7):
         return ""
     return (

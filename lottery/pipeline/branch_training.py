@@ -71,6 +71,7 @@ def matches_stored(training: Training, network: NetworkId, branch: BranchFunctio
     if changes:  # the masks at the start are those that its weights were masked with
         start = masks.apply(chosen.start, chosen.kept)
         return weights.fingerprint(start) == stored.record["start_sha256"]
+    # No bits of training are compared: the masks, the start and the steps decide them.
     same_masks = all(np.array_equal(mask, stored.masks[name]) for name, mask in chosen.kept.items())
     return same_masks and stored.began_with(chosen.start, chosen.held_in(ticket))
 
@@ -81,6 +82,7 @@ def drawn_anew(prepared: Prepared, replicate: int, number: int) -> dict[str, np.
     # Not of the branch: all branches of a round start from the same new values.
     words = (experiment.run.seed, replicate, randomness.BRANCH, number, randomness.INITIALISATION)
     drawn = weights.read_state(building.build_model(prepared.build, randomness.seed_for(*words)))
+    # As the ticket's own, so that a shuffled start is shuffled alike.
     rng = rewinding.rng_for(experiment.run.seed, replicate, number)
     return rewinding.REWINDS[experiment.rewind.mode].set_back(drawn, drawn, prepared.plan.dense, rng)
 

@@ -47,6 +47,7 @@ def branch(
         places = chosen_rounds(path, experiment, rounds, replicate, first=0 if transfers else 1)
         other = with_other_data(experiment, overrides, ingredients.data) if transfers else None
         prepared = running.open_run(session.stack, path, experiment, ingredients, transfer=other)
+        # Before any training: a refusal after hours would be late.
         prepared.check_learns(name)
         if transfers and places:
             _check_fit(StoredRound(path, places[0][0], 0), prepared)
@@ -144,6 +145,7 @@ def _check_overrides(overrides: Mapping[str, Any], transfers: bool, has_data: bo
 def _label(name: str, overrides: Mapping[str, Any], prepared: Prepared) -> str:
     """Return the name that a transfer is stored under, which says what data it uses."""
     label = f"{name}-{prepared.experiment.data.name}"
+    # A name alone says what the data are; anything else is told apart by a digest.
     if set(overrides) == {"data"} and set(overrides["data"]) == {"name"}:
         return label
     what = json.dumps([overrides, prepared.data.fingerprint], sort_keys=True)

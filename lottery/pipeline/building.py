@@ -43,6 +43,7 @@ def _of_name(experiment: config.Experiment, data: Splits | Streams, import_code:
             f"model: a tf.data.Dataset does not state its number of classes, so {name!r} cannot be built; pass model=."
         )
     mode = ENFORCEMENTS.get(experiment.run.enforcement)
+    # tfmot wraps layers of tf_keras alone.
     library = "tf_keras" if mode is not None and mode.tf_keras_only else "keras"
     return networks.builder(name, data.train.x.shape[1:], _num_classes(data.train.y), library)
 
@@ -174,6 +175,7 @@ def balanced(labels: np.ndarray, positions: np.ndarray, num: int) -> np.ndarray:
     counts = np.bincount(classes)
     turns = np.empty(len(labels), dtype=np.int64)
     turns[by_class] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
+    # Stable, so that within a turn the order that was drawn decides.
     return positions[np.argsort(turns, kind="stable")[:num]]
 
 
@@ -184,6 +186,7 @@ def dense_gradients(prepared: Prepared) -> Callable[[int, int, Weights], dict[st
     without enforcement. Of a stream, the batch is the first with a seed from the step.
     """
     experiment, data = prepared.experiment, prepared.data
+    # Of any replicate: its weights are assigned before each use.
     model = _without_masks(prepared, 0)
     compute = gradients.loss_gradient(model, list(prepared.trainer.masks))
 

@@ -67,6 +67,7 @@ def notes(prepared: Prepared, ingredients: Ingredients, inputs: Any) -> Iterator
     """Say of a run what surprises, limits or slows it down; `inputs` are a few examples, as the model takes them."""
     experiment, model, trainer = prepared.experiment, prepared.trainer.model, prepared.trainer
     has_own_model = ingredients.have_own_model(experiment)
+    # A file may name any module; who reads the note sees which one was found.
     if has_own_model and ingredients.model is None:
         module = experiment.model.name.partition(":")[0]
         yield f"{experiment.model.name} is imported from {networks.module_file(module)}."
@@ -157,6 +158,7 @@ def _of_precision(outputs: Any) -> Iterator[str]:
 
 def _loss(compiled: Any) -> tuple[str, bool]:
     """Return the name of a compiled loss in small letters without underscores, and if it takes logits."""
+    # Keras takes a list of losses, also for a single output.
     is_alone_in_a_list = isinstance(compiled, (list, tuple)) and len(compiled) == 1
     loss: Any = compiled[0] if is_alone_in_a_list else compiled
     if isinstance(loss, str):

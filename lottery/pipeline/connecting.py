@@ -57,6 +57,7 @@ def connect(
     with execution.started() as session:
         prepared = running.open_run(session.stack, path, experiment, ingredients)
         session.stack.callback(prepared.trainer.close)
+        # Before anything is evaluated, which traces the model with what holds its masks.
         prepared.trainer.hold()
         recomputes = line.recompute and interpolation.has_statistics(prepared.trainer.loop.model)
         if line.recompute and not recomputes:
@@ -95,6 +96,7 @@ def _wanted(
         if not 0 <= step < experiment.train.num_steps:
             raise LotteryError(f"steps must be 0 to {experiment.train.num_steps - 1}, not {step}.")
     chosen = branching.chosen_rounds(run, experiment, rounds, replicate)
+    # The run's own tickets start there, so their round is the first of two siblings.
     steps = steps or [experiment.rewind.step]
     wanted = [Siblings(run, experiment, *place, step) for place in chosen for step in steps]
     if any(pair.pruned.record["final_test_accuracy"] is None for pair in wanted):

@@ -97,10 +97,12 @@ def _executor(
     if workers is None:
         workers = 1 if _trains_best_alone(recipes, spans, prepared) else loky.cpu_count() // most
         hint = " (change with --workers)"
+    # A process more would open the model and the data for nothing.
     workers = min(workers, num_jobs)
     if workers > 1:
         each = "one thread" if most == 1 else f"{most} threads"
         session.note(f"Training {workers} networks in parallel, {each} each{hint}.")
+        # Only recipes are sent: a process makes its own model, and loads its own data.
         executor = processes.ProcessExecutor(functools.partial(worker.trainer, recipes), workers)
         stack.callback(executor.shutdown)
         return executor

@@ -43,6 +43,7 @@ def begin(
     # Bits depend on the number, so it must not depend on how many networks happen to train side by side.
     width = experiment.run.num_replicates * (2 if experiment.run.controls else 1)
     known = networks.built_in(experiment.model.name)
+    # Some networks are too small to gain by more.
     most = known.most_threads if known and known.most_threads else loky.cpu_count()
     # Nobody asked for a number, so what TensorFlow has started with will do.
     try:
@@ -60,6 +61,7 @@ def use_threads(wanted: int) -> int:
         # TensorFlow refuses once it has computed, because its threads exist from then on.
         try:
             tf.config.threading.set_intra_op_parallelism_threads(wanted)
+            # Operations side by side count, too: several networks share the cores.
             tf.config.threading.set_inter_op_parallelism_threads(wanted)
         except RuntimeError:
             raise LotteryError(
@@ -150,6 +152,7 @@ def record(run: Path, experiment: config.Experiment, prepared: Prepared, num_thr
         "not_pruned": weights.unprunable(model),
         "uses": multiply_adds.per_entry(model),
     }
+    # Who reads masks of units later may not have the model.
     if units := prepared.plan.units:
         now["units"] = units
     if observed := prepared.observe():

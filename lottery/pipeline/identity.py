@@ -86,6 +86,7 @@ def of_criterion(prepared: Prepared) -> tuple[str, list[float]]:
     last = prepared.experiment.prune.num_rounds
     if not last:
         return "", []
+    # The first and the last round: a function may do otherwise with the masks of later rounds.
     first = _scores(prepared, 1)
     if fingerprint.of_scores(first) != fingerprint.of_scores(_scores(prepared, 1)):
         raise LotteryError(

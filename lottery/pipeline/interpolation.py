@@ -133,6 +133,7 @@ def barrier(
         second = weights.read_state(second)
     before = weights.read_state(model)
     parts = tuple(data) if isinstance(data, tuple | list) else (data,)
+    # A data set has batches of its own, beside which Keras refuses a size.
     options = {"batch_size": STATISTICS_BATCH} if len(parts) > 1 else {}
     recompute = None
     if statistics is not None:
@@ -165,6 +166,7 @@ def recomputed(model: Any, batches: Callable[[], Iterable[Any]]) -> Callable[[],
         mirrored.on_each(model, lambda share: model(share, training=True), inputs)
 
     def measure() -> None:
+        # In double precision, and by hand: a momentum would weigh later batches more.
         momenta, measured = [layer.momentum for layer in layers], []
         try:
             for layer in layers:

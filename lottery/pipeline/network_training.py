@@ -67,6 +67,7 @@ def train_network(
     Raises `StorageError` if a checkpoint cannot be written, and `LotteryError` if the network cannot be trained.
     """
     watch = watch or Watch({})
+    # The same for all rounds and branches of a replicate, so that the order of the data is none of their differences.
     words = words or building.words_of_batches(training.experiment, network.replicate)
     last_step = training.experiment.train.num_steps if span.last_step is None else span.last_step
     is_first = True  # the next row: a training that resumes reports earlier rows again, and the first says so
@@ -130,6 +131,7 @@ def dense_loss_step(training: Training, network: NetworkId, trained: Trained) ->
     if branch is not None and branch.other_data:  # its losses are of other examples
         return None
     lowest = trained.summary["early_stop_val_loss"]
+    # The dense network itself is not stored yet.
     if network.round or network.branch != store.TICKET:
         dense = store.read_record(store.round_path(training.path, network.replicate, 0))
         lowest = dense["early_stop_val_loss"]

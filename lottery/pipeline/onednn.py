@@ -37,6 +37,7 @@ def begin(recorded: Mapping[str, Any], names: Iterable[str] = ()) -> None:
     if "tensorflow" in sys.modules or _is_users():
         return
     wanted = recorded.get("onednn") if recorded else any(map(gains, names)) or None
+    # Both go first, because an earlier call may have chosen for another run.
     for name in (VARIABLE, OURS):
         os.environ.pop(name, None)
         if wanted is not None:

@@ -114,6 +114,7 @@ def with_functions(experiment: config.Experiment, ingredients: Ingredients) -> c
         return experiment
     with evaluating("schedule: the function cannot give the densities"):
         densities = [float(ingredients.schedule(number)) for number in range(1, experiment.prune.num_rounds + 1)]
+    # A run that resumes must stay what it is, to the digest.
     if experiment.prune.schedule == GIVEN and [*experiment.prune.densities] == densities:  # they are written already
         return experiment
     tables = experiment.model_dump(exclude_unset=True)  # what a caller has set is not what has a default

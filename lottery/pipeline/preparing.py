@@ -61,6 +61,7 @@ def _with_trainer(experiment: config.Experiment, ingredients: Ingredients) -> Pr
     planned = plan.of_weights(experiment.prune, weights.read(model), plan.units_of(experiment.prune, model))
     planned.check()
     if ingredients.have_own_model(experiment):
+        # Networks of the package are known to fit, and this takes a trace.
         criterion.check_model(model, inputs)
     trainer = _trainer(experiment, model, loaded, ingredients, planned, schedule_step)
     prepared = Prepared(experiment, build, loaded, trainer, planned, ingredients.criterion or criterion.score)

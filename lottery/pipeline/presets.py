@@ -79,6 +79,7 @@ def smoke_test(experiment: config.Experiment) -> tuple[dict[str, Any], tuple[np.
         return max(1, step * NUM_STEPS // train["num_steps"]) if step else 0
 
     tables["name"] += "-smoke"
+    # The made-up arrays are fewer than an experiment may ask for.
     tables["data"] |= {"path": "", "validation": VALIDATION, "num_examples": 0}
     tables["rewind"]["step"] = min(scaled(tables["rewind"]["step"]), NUM_STEPS - 1)
     drops: list[int] = []
@@ -91,6 +92,7 @@ def smoke_test(experiment: config.Experiment) -> tuple[dict[str, Any], tuple[np.
     train["batch_size"] = min(train["batch_size"], BATCH_SIZE)
     prune["num_examples"] = min(prune["num_examples"], 2 * NUM_CLASSES)
     if prune["final_density"]:
+        # It was worked out for the number of rounds that changes below.
         del prune["rate"]
     prune["num_rounds"] = min(prune["num_rounds"], NUM_ROUNDS)
     prune["densities"] = prune["densities"][:NUM_ROUNDS]

@@ -54,6 +54,7 @@ def rounds(experiment: config.Experiment, pilot: Path | None = None, import_code
         if first is None:
             raise LotteryError(f"--from: no round of {str(pilot)!r} is complete yet.")
         own = store.read_experiment(pilot)
+        # The data decide the shapes of inputs and outputs.
         if (own.model, own.data.name) != (experiment.model, experiment.data.name):
             raise LotteryError(f"--from: {str(pilot)!r} has another network or other data than the experiment.")
         shapes = {name: mask.shape for name, mask in first.masks.items()}

@@ -31,6 +31,7 @@ class _Watch:
             self.whole = event.record["seconds"] / event.where.num_steps
 
     def should_stop(self) -> int:
+        # From the first report on, which comes when everything is traced and compiled.
         is_over = bool(self.reported) and time.monotonic() - self.reported[0][0] > SECONDS
         return signal.SIGINT if is_over else 0
 

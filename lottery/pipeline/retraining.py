@@ -45,6 +45,7 @@ def chosen(run: Path, num: int) -> list[StoredRound]:
     known = [stored for stored in stored_rounds(run) if _can_be_trained(stored)]
     if not known:
         raise LotteryError(f"No network of {str(run)!r} can be trained again.")
+    # Of the system, not of a seed: whoever stored the run could know which ones.
     return random.SystemRandom().sample(known, min(num, len(known)))
 
 
@@ -71,6 +72,7 @@ def retrained(
         for stored in networks:
             network = NetworkId(stored.replicate, stored.round, stored.branch)
             folder = store.round_path(copy, *network)
+            # What is stored would be found complete, and not trained.
             shutil.rmtree(folder)
             try:
                 trainer.train(Job(copy, network))

@@ -64,6 +64,7 @@ class Chain:
 
     def missing(self, last: int) -> range:
         """Return the rounds that are not stored yet, up to a last one."""
+        # Up to the first gap: whatever comes after one was made from a round that is lost.
         return range(len(store.complete_rounds(self.training.path, self.replicate)), last + 1)
 
     def source(self, number: int) -> Source:
@@ -122,6 +123,7 @@ class Chain:
         details: dict[str, Any] = {"thresholds": thresholds, "dense_loss_step": reached}
         definition = criteria.facts(self.experiment.prune.criterion).definition
         if number and definition > 1:
+            # Without a first one, so that records of criteria that never changed stay as they were.
             details |= {"definition": definition}
         # Before the record, which makes the round complete: a run that is killed in between trains it again.
         for step in () if number else self._steps:

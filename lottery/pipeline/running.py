@@ -32,6 +32,7 @@ def run(
         experiment = _stored_experiment(stored, overrides)
     else:
         has_objects = ingredients.model is not None or ingredients.data is not None
+        # The default experiment is tuned to its own data and network.
         experiment = config.load({} if source is None and has_objects else source, overrides)
         experiment = with_functions(experiment, ingredients)
     with execution.started() as session:

@@ -109,4 +109,5 @@ def _is_finite(dataset: Any, most: int) -> bool:
     known = int(dataset.cardinality())
     if known != tf.data.UNKNOWN_CARDINALITY:
         return known != tf.data.INFINITE_CARDINALITY
+    # One batch more than a training takes tells that it does not end with it.
     return int(dataset.take(most + 1).reduce(np.int64(0), lambda num, _: num + 1)) <= most

@@ -126,6 +126,7 @@ def _train(training: Training, pair: Siblings, order: int) -> None:
     state = files.read_arrays(pair.state_file)
     digest = weights.fingerprint(state)
     for folder in siblings.networks_from(pair.run, replicate, step):
+        # A state that was stored anew elsewhere has other bits, and its siblings would not be siblings of these.
         if store.read_record(folder)["step_sha256"] != digest:
             raise LotteryError(
                 f"{str(folder)!r} started from other weights than those of step {step} of replicate {replicate}."

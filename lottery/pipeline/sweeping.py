@@ -66,6 +66,7 @@ def points(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] 
             sections.setdefault(section, {})[rest] = value
         settings = config.load(tables, sections)
         found.append(Point(chosen, settings.model_copy(update={"name": _name(settings.name, chosen)})))
+    # Both would be one folder, and the grid a run short.
     for point, other in itertools.combinations(found, 2):
         if point.settings == other.settings:
             twice = ", ".join(f"{key} = {value!r}" for key, value in other.values.items())
@@ -169,6 +170,7 @@ def _size(num_experiments: int, num_missing: int, num_copies: int) -> str:
 def _name(name: str, chosen: Mapping[str, Any]) -> str:
     """Name an experiment by what is different, as far as a folder's name can."""
     words = [name, *(f"{key.rpartition('.')[2]}-{value}" for key, value in chosen.items())]
+    # Names that are cut may be alike; the digest behind them tells their folders apart.
     return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(words))[:100].rstrip(".-_")
 
 

@@ -170,6 +170,7 @@ class _Board:
 
     def _writer(self, folder: Path, step: int) -> SummaryWriter:
         """Open a new file of a folder, which drops what files before it have from a step on."""
+        # In tensorboardX 2.6 a queue of 0 has no end, so training never waits for the disk.
         return SummaryWriter(self.disk.name(folder), purge_step=step, max_queue=0, flush_secs=FLUSH)  # type: ignore
 
     def _hyper_parameters(self, record: Mapping[str, Any]) -> dict[str, str | float]:
@@ -225,6 +226,7 @@ class _Disk:
 
     def open(self, name: str) -> "_File":
         """Open a new file in the folder of the one that tensorboardX would write."""
+        # Its own name counts seconds, in which a curve may begin anew, and one file would overwrite another.
         path = self._path(name).with_name(f"events.out.tfevents.{time.time_ns()}")
         return _File(path.open("wb"), self.errors)
 

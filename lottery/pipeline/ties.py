@@ -24,6 +24,7 @@ def tied(model: Any, data: Splits | Streams, split: str, rounding: float) -> np.
     if isinstance(data, Streams):
         return None
     x, scaled = getattr(data, split).x, scaler(data)
+    # As they are evaluated: sums over other batches may round otherwise.
     size = fixed_batch(model) or min(EVALUATION_BATCH, len(x))
     found = np.zeros(len(x), bool)
     for begin in range(0, len(x), size):

@@ -76,6 +76,7 @@ class Worker:
         """Train one network of a run, unless it is stored; see `network_training.train_network` for errors."""
         recipe, network = self.recipes[job.run], job.network
         store.check_there(recipe.path)
+        # A process that died after it stored a network could not say so any more.
         if store.is_stored(recipe.path, *network):
             return
         training, train = self._opened(recipe, network.replicate)
@@ -140,4 +141,5 @@ def _prepared(recipe: Recipe, replicate: int) -> Prepared:
             f"The data, the model or the criterion{where} differ from those of {str(recipe.path)!r}; restore "
             "them, or start a new run."
         ) from None
+    # With other versions its digests may differ, though the numbers agree.
     return dataclasses.replace(prepared, experiment=recipe.experiment)
