@@ -82,7 +82,6 @@ def drawn_anew(prepared: Prepared, replicate: int, number: int) -> dict[str, np.
     # Not of the branch: all branches of a round start from the same new values.
     words = (experiment.run.seed, replicate, randomness.BRANCH, number, randomness.INITIALISATION)
     drawn = weights.read_state(building.build_model(prepared.build, randomness.seed_for(*words)))
-    # As the ticket's own, so that a shuffled start is shuffled alike.
     rng = rewinding.rng_for(experiment.run.seed, replicate, number)
     return rewinding.REWINDS[experiment.rewind.mode].set_back(drawn, drawn, prepared.plan.dense, rng)
 
