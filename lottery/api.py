@@ -211,8 +211,8 @@ def run(
     """Run an experiment, resume it where it stopped, or find it complete.
 
     Args:
-        experiment: A TOML file, its tables, or None: the experiment that ships with the package, or every default if
-            a model or data are passed. Or a run, or its folder, which is resumed.
+        experiment: A TOML file, its tables, the name of an experiment that ships with the package, or None:
+            ``mnist1d``, or every default if a model or data are passed. Or a run, or its folder, which is resumed.
         overrides: Tables that replace single values, such as ``{"prune": {"num_rounds": 12}}``; none for a run.
         model: A function without arguments that builds a Keras model. A compiled model keeps its optimiser, loss and
             metrics; any other gets the experiment's optimiser and a cross-entropy loss.

@@ -100,7 +100,8 @@ def load(
     """Read an experiment, check every key and value, and fill in every default.
 
     Args:
-        source: A TOML file, the tables themselves, or None for the experiment that ships with the package.
+        source: A TOML file, the name of an experiment that ships with the package, the tables themselves, or None for
+            ``mnist1d``.
         overrides: Tables that replace single values, such as ``{"train": {"num_steps": 300}}``.
 
     Raises:
@@ -204,11 +205,12 @@ def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read the tables of a TOML file, or of a run's folder, or raise a `LotteryError` that names it.
+    """Read the tables of a TOML file, given or shipped, or of a run's folder; raise a `LotteryError` that names it.
 
     What sources state of the experiment, in its tables ``[[claim]]``, is left out: see `lottery.statistics.published`.
     """
     path = path / "experiment.toml" if path.is_dir() else path
+    path = path if path.exists() else shipped().get(str(path), path)
     try:
         with path.open("rb") as file:  # a pipe, too
             # One byte more than is allowed tells that a file is too long, whatever its size.

@@ -197,6 +197,13 @@ def test_a_table_that_is_a_value_is_replaced_and_a_dotted_key_is_merged():
         config.load({}, config.parse_overrides(["prune.rates=0.1", "prune.rates.b/kernel=0.3"]))
 
 
+def test_an_experiment_that_ships_is_found_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert config.load("lenet_mnist") == config.load(config.shipped()["lenet_mnist"])
+    (tmp_path / "lenet_mnist").write_text('name = "mine"')
+    assert config.load("lenet_mnist").name == "mine"  # a file of that name comes first
+
+
 def test_overrides_that_contradict_each_other_are_refused():
     with pytest.raises(LotteryError, match="'train' has a value"):
         config.parse_overrides(["train=3", "train.num_steps=5"])
