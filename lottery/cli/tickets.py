@@ -143,8 +143,6 @@ def export(
     Examples: lottery export runs/NAME --round 7 --out ticket.safetensors; lottery export ticket.safetensors --out
     model.tflite --format tflite_sparse
     """
-    from lottery import files
-
     paths = _paths(out, form)
     ticket = choice.load()
     saved = paths.pop(TICKET, None)
@@ -153,9 +151,18 @@ def export(
     done, failed = _exported(ticket, choice, paths, start) if paths else ([], {})
     if failed and form != EVERY:
         raise next(iter(failed.values()))
-    if saved and not done:
+    if done:
+        _show_exported(ticket, saved, done)
+    elif saved:
         print(f"Written: {saved} ({saved.stat().st_size:,} bytes)")
-        return
+    for form, error in failed.items():
+        output.say(f"Not written: {form}. {printable(error)}")
+
+
+def _show_exported(ticket: Any, saved: Path | None, done: list[Any]) -> None:
+    """Print the sizes of what was exported, and how it compares with the network."""
+    from lottery import files
+
     lines = []
     if saved:
         lines.append([TICKET, str(saved), *(f"{size:,}" for size in files.sizes(saved)), "", ""])
@@ -173,8 +180,6 @@ def export(
     if unseen:
         what = "zeros" if ticket.held_at is None else "held values"
         output.say(f"But the {what} could not be checked in: {', '.join(unseen)}.")
-    for form, error in failed.items():
-        output.say(f"Not written: {form}. {printable(error)}")
 
 
 def _exported(

@@ -102,6 +102,26 @@ def test_a_network_goes_out_and_is_compared_on_the_real_data(lottery, file, smal
     assert status == 0 and "npz" in printed
 
 
+def test_each_format_that_fails_is_named_also_where_all_fail(lottery, tmp_path):
+    import keras
+
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.layer = keras.layers.Dense(3)
+
+        def call(self, inputs):
+            return self.layer(inputs)
+
+    model = Own()
+    model(np.zeros((1, 4), "float32"))
+    path = tickets.of(model, {"dense/kernel": np.eye(4, 3, dtype=bool)}).save(tmp_path / "own.safetensors")
+    status, printed, _ = lottery("export", path, "--format", "all", "--out", tmp_path / "all")
+    assert status == 0 and "Written: " in printed
+    for form in exporting.EXPORTS:
+        assert f"Not written: {form}." in printed
+
+
 def test_a_network_becomes_smaller(lottery, small_run, tmp_path):
     import keras
 
