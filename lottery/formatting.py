@@ -21,18 +21,23 @@ def number(value: float | None, form: str = ".4f") -> str:
 
 # Columns of tables, by their names, that are formatted in a way of their own.
 _PERCENT = {"density", "weight_density", "test accuracy"}
+_ACCURACIES = {"accuracy", "highest_accuracy", "last_accuracy"}
 _COARSE = {"compression", "parameter_compression", "speedup", "dead_inputs", "dead_units", "seconds"}
 
 
 def column(values: Iterable[Any], name: str = "") -> list[str]:
     """Format the values of a column alike: whole numbers if all are, with thousands separators; texts as they are.
 
-    The columns that `name` tells apart have a form of their own: densities are in per cent, and ratios and means of
-    counts have one place.
+    The columns that `name` tells apart have a form of their own: densities and accuracies are in per cent, their
+    differences from dense in points, and ratios and means of counts have one place.
     """
     values = list(values)
     if name in _PERCENT and not any(isinstance(value, str) for value in values):
         return ["" if value != value else percent(value) for value in values]
+    if name in _ACCURACIES:
+        return ["" if value != value else f"{100 * value:.2f} %" for value in values]
+    if name == "vs_dense" and not any(isinstance(value, str) for value in values):
+        return [number(100 * value, "+.2f") for value in values]
     if name in _COARSE:
         texts = [number(value, ",.1f") for value in values]
         are_whole = all(text.endswith(".0") for text in texts if text)
