@@ -55,6 +55,11 @@ def main() -> None:
     try:
         try:
             app()
+        except SystemExit as end:
+            # Typer ends with status 1 where the reader of a pipe is gone; of verify and check that means a bad run.
+            if isinstance(end.__context__, BrokenPipeError):
+                raise end.__context__ from None
+            raise
         finally:
             sys.stdout.flush()  # a write may fail only here
     except LotteryError as error:
@@ -62,6 +67,7 @@ def main() -> None:
         sys.exit(2)
     except BrokenPipeError:  # the reader of the pipe, such as head, has seen enough
         _give_up_output()
+        sys.exit(141)  # as a shell reports SIGPIPE; 0 would call a run good that was not checked to its end
     except OSError as error:
         if error.filename is not None:  # a folder that may not be entered, a name that is too long
             why = f"{str(error.filename)[:200]!r} cannot be read or written: {error.strerror}"

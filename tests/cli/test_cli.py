@@ -42,6 +42,17 @@ def refused(done):
     return lines[0]
 
 
+@pytest.mark.parametrize("words", [("experiments", "ls"), ("verify", "ticket.safetensors")])
+def test_a_reader_that_is_gone_has_a_status_of_its_own(words, tmp_path):
+    (tmp_path / "ticket.safetensors").write_bytes(b"no ticket")
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as gone:
+        command = [sys.executable, "-m", "lottery", *words]
+        done = subprocess.run(command, stdout=gone, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=ENVIRONMENT)
+    assert done.returncode == 141 and done.stderr == ""  # 1 means that verify or check found something wrong
+
+
 def test_when_the_time_is_up_the_status_says_that_there_is_more(lottery, tmp_path):
     words = ("run", *QUICK, "prune.num_rounds=1", "run.num_replicates=1", "--out", tmp_path / "r")
     stopped = lottery(*words, "--max-hours", "1e-9", cwd=tmp_path)
