@@ -119,8 +119,9 @@ class Choice:
         except LotteryError as error:
             if self.data:
                 raise
-            note = f"{printable(error)} Outputs are compared on random inputs; --data FILE takes real ones."
-            output.say(f"Note: {note}", file=sys.stderr)
+            # A ticket that names no data has no digest to compare a file with, so --data would be refused.
+            advice = "; --data FILE takes real ones" if ticket.provenance.get("data") else ""
+            output.say(f"Note: {printable(error)} Outputs are compared on random inputs{advice}.", file=sys.stderr)
             return None
 
 

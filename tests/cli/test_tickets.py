@@ -116,8 +116,9 @@ def test_each_format_that_fails_is_named_also_where_all_fail(lottery, tmp_path):
     model = Own()
     model(np.zeros((1, 4), "float32"))
     path = tickets.of(model, {"dense/kernel": np.eye(4, 3, dtype=bool)}).save(tmp_path / "own.safetensors")
-    status, printed, _ = lottery("export", path, "--format", "all", "--out", tmp_path / "all")
+    status, printed, err = lottery("export", path, "--format", "all", "--out", tmp_path / "all")
     assert status == 0 and "Written: " in printed
+    assert "random inputs" in err and "--data" not in err  # which is refused, as the ticket names no data
     for form in exporting.EXPORTS:
         assert f"Not written: {form}." in printed
 
