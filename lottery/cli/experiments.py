@@ -82,6 +82,8 @@ class Power:
         """Raise `LotteryError` if options do not go together."""
         if self.std is not None and self.pilot is not None:
             raise LotteryError("Use --std or --from, not both.")
+        if self.difference is not None and self.std is None and self.pilot is None:
+            raise LotteryError("--difference goes with --std or --from, which say how much replicates differ.")
         if not 0 < self.power < 1:
             raise LotteryError(f"--power must be between 0 and 1, not {self.power:g}.")
 
