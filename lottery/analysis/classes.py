@@ -116,6 +116,6 @@ CLASSES = Analysis(
     keys=("class",),
     chapter="Accuracy",
     caption=_caption,
-    missing="Its networks have no predictions.",
+    missing="The networks of the run have no predictions of classes.",
     title="What tickets forget",
 )
