@@ -48,6 +48,7 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 
 def main() -> None:
     """Run the command `lottery`."""
+    # TF_CPP_MIN_LOG_LEVEL silences the C++ of TensorFlow, and not its Python.
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller, who wants to see nothing
@@ -69,6 +70,7 @@ def main() -> None:
         _give_up_output()
         sys.exit(141)  # as a shell reports SIGPIPE; 0 would call a run good that was not checked to its end
     except OSError as error:
+        # What fails while the output is written names no file.
         if error.filename is not None:  # a folder that may not be entered, a name that is too long
             why = f"{str(error.filename)[:200]!r} cannot be read or written: {error.strerror}"
             output.say(f"lottery: {printable(why)}.", file=sys.stderr)

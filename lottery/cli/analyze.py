@@ -34,6 +34,7 @@ def _commands() -> dict[str, Any]:
 
     made = App()
     for name, analysis in ANALYSES.items():
+        # Without columns, it is drawn and not printed.
         if analysis.columns:
             made.command(name, short_help=analysis.help)(OWN.get(name) or _printing(name, analysis))
     return dict(typer.main.get_group(made).commands)
@@ -146,6 +147,7 @@ def overlap(
     if as_data:
         output.rows(found, as_data)
         return
+    # Of several runs, pairs with one replicate may share their initial weights, and are averaged apart.
     keys = ("of", "round", "weight") if len(runs) > 1 else ("round", "weight")
     # Columns without any value are not printed.
     columns = (*analysis.columns, "matched_overlap", "matched_chance")

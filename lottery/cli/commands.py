@@ -27,6 +27,7 @@ class Command(TyperCommand):
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record and parameter.param_type_name == "option":
+                # An option without a metavar has its Python type in angle brackets.
                 options.append((re.sub(r"<(\w+)[^>]*>", _placeholder, record[0]), record[1]))
         for title, lines in (("Arguments", arguments), ("Options", options)):
             if lines:
@@ -46,6 +47,7 @@ class App(typer.Typer):
     """An application of such commands, without Rich's boxes."""
 
     def __init__(self, **options: Any) -> None:
+        # Rich would put a mistake into boxes, and print the local variables of a traceback.
         super().__init__(
             no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, **options
         )

@@ -63,6 +63,7 @@ class Drawn:
         for name in chosen:
             if name not in plots.options_of(kind):
                 fitting = ", ".join(other for other in plots.kinds() if name in plots.options_of(other))
+                # The option is given once for each label, so it has the singular.
                 name = "label" if name == "labels" else name
                 raise LotteryError(f"--{name} does not go with the kind {kind!r}, but with {fitting}.")
         return chosen
@@ -134,6 +135,7 @@ def _read(run: Path, kind: str, replicate: int | None, round: int | None, rounds
 
     from lottery import plots
 
+    # Kinds that draw several rounds take --round, too.
     if not rounds and round is not None:
         rounds = [round]
     table = plots.read(run, kind, round=round, rounds=rounds)

@@ -138,6 +138,7 @@ def plan(
     if source is None and power.pilot is not None:
         source = store.read_experiment(power.pilot).model_dump(mode="json")
     planned = config.load(source, overriding)
+    # Before anything else imports TensorFlow, which reads the setting of oneDNN once.
     environment.import_tensorflow(names=[planned.model.name])
     imports = import_code or config.names_network(overriding)
     rows = preview.rounds(planned, power.pilot, imports)
@@ -158,6 +159,7 @@ def _time(planned: "config.Experiment", imports: bool) -> str:
     from lottery.pipeline import rehearsal
 
     with Console(stderr=True).status("Measuring how long a step takes"):
+        # Without the data there is no time, but the rest of the plan is right.
         try:
             return rehearsal.sentence(planned, imports)
         except LotteryError as error:

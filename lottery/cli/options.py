@@ -89,6 +89,7 @@ class Changed:
 
         experiment = self.experiment
         words = self.overrides or []
+        # The name of a file may have an equals sign, too.
         if experiment is not None and "=" in experiment and not Path(experiment).exists():
             words = [experiment, *words]
             experiment = None

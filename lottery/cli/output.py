@@ -63,6 +63,7 @@ def rows(frame: Any, as_data: AsData | None = None, leave_out: Sequence[str] = (
 
     frame = pd.DataFrame(frame)
     if as_data and as_data.as_json:
+        # pandas writes ten digits by default, and takes no more than fifteen.
         print(frame.to_json(orient="records", indent=1, double_precision=15))
     elif as_data:
         print(frame.to_csv(index=False), end="")
@@ -103,6 +104,7 @@ def table(shown: TextTable, has_rows: bool = True, explained: bool = True) -> No
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, GAP - 1, 0, 0))
     for place, width in widths.items():
         head = shown.heads[place]
+        # Prose may begin with a digit.
         numbers = head not in PROSE and formatting.are_numbers(line[place] for line in lines)
         folded = textwrap.wrap(head, width, break_long_words=False, break_on_hyphens=False)
         table.add_column("\n".join(folded), justify="right" if numbers else "left", width=width, overflow="fold")
@@ -143,6 +145,7 @@ def _fitted(shown: TextTable, lines: Sequence[Sequence[str]], width: int | None)
         return sum(of.values()) + GAP * (len(of) - 1) - width
 
     leave_out = [shown.heads.index(head) for head in shown.leave_out if head in shown.heads]
+    # The first column says what a line is about, so it stays.
     leave_out += [place for place in reversed(range(1, len(shown.heads))) if shown.heads[place] not in KEPT]
     for place in leave_out:
         if excess(least) <= 0:

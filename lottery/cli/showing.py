@@ -26,6 +26,7 @@ def ls(out: Out = Path("runs"), *, as_data: output.AsData) -> None:
         try:
             experiment = store.read_experiment(path)
         except LotteryError as error:
+            # A damaged run must not hide the others.
             output.say(f"lottery: {error}", file=sys.stderr)
             continue
         stored, wanted = store.progress(path, experiment)
@@ -71,6 +72,7 @@ def show(
         _show_two_way(run, round, metric.ACCURACY.tolerance if tolerance is None else tolerance, as_data)
         return
     rows = options.selected(results.table(run), replicate, None)
+    # The verdict is of all rounds, so all rows are kept beside those of the chosen round.
     chosen = options.selected(rows, None, round)
     if as_data:
         output.rows(chosen, as_data)
@@ -96,6 +98,7 @@ def show_run(run: Path, rows: Any, tolerance: float | None, round: int | None = 
     headline(judgement)
     points = results.summary(rows)
     points = points if round is None else points[points["round"] == round]
+    # Only alternatives are compared by what they cost.
     spent = costs.table(run) if metric.has_alternative(points) else None
     shown = [
         tables.rounds(judgement, points, short=not long),

@@ -104,9 +104,11 @@ class Choice:
 
         at: Any = self.at
         round: Any = self.round
+        # A negative number is answered with the rounds that there are, not with a word of similar letters.
         if round is not None and round.lstrip("-").isdecimal():
             round = int(round)
         ticket = load(self.source, round=round, density=self.density, replicate=self.replicate, at=at)
+        # --density takes the nearest round, and `best` any, so the round must be named.
         output.say(f"{ticket!r}"[1:-1], file=sys.stderr)  # without its brackets
         return ticket
 
@@ -198,9 +200,11 @@ def _exported(
         library = exporting.EXPORTS[form].library
         print(f"Writing {path}", file=sys.stderr)
         try:
+            # Most formats take the same model, and building it takes seconds.
             if library not in built:
                 built[library] = ticket.model(trained, library)
             done.append(exporting.export(built[library], ticket.masks, path, form, inputs, ticket.held_at))
+        # With `all`, a format that cannot hold this network must not keep back the others.
         except LotteryError as error:
             failed[form] = error
     return done, failed
@@ -211,6 +215,7 @@ def _paths(out: Path, form: str) -> dict[str, Path]:
     names = _names()
     if form and form not in (*names, EVERY):
         raise unknown("--format", form, (*names, EVERY))
+    # Of formats with the same ending, the first is meant.
     endings = {Path(file).suffix: name for name, file in reversed(names.items())}
     if form == EVERY:
         if out.exists() and not out.is_dir():

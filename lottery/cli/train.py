@@ -61,11 +61,13 @@ def run(
 
     source: Any
     source, overriding = changed.read()
+    # Who types the name of a network trusts its code; a file that names it may come from a stranger.
     import_code = training.import_code or config.names_network(overriding)
     data = None
     with training.execution() as execution:
         if smoke:
             source, data = presets.smoke_test(config.load(source, overriding))
+            # They are in the experiment that the smoke test was made of.
             overriding = {}
         ingredients = Ingredients(data=data, import_code=import_code)
         path = running.run(source, overriding, ingredients, out, execution, tolerance)

@@ -39,6 +39,7 @@ class Again:
         from lottery.data import read_npz
         from lottery.pipeline.prepared import Ingredients
 
+        # In the order in which `lottery.run` takes them.
         arrays = tuple(read_npz(Path(self.data)).values()) if self.data else None
         return Ingredients(data=arrays, import_code=self.import_code)
 
@@ -160,6 +161,7 @@ def _verify_ticket(file: Path) -> None:
         architecture.build(ticket.architecture, shapes(ticket.weights))
     except TicketError as error:
         output.say(printable(error))
+        # The network of a class of the user's is not in the file, so the file is not wrong.
         if {"name", "keras"} & ticket.architecture.keys():
             raise typer.Exit(1) from None
     else:
