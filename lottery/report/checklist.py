@@ -140,6 +140,7 @@ def _extreme(run: ReportedRun) -> tuple[bool, str]:
 
 def _baselines(runs: Sequence[ReportedRun]) -> Iterator[Item]:
     """Check which baselines some run is or has."""
+    # Both keep as many entries of each weight as the ticket.
     layerwise = _control(runs, "random_mask", "shuffled_mask")
     yield Item("Random pruning with the same densities in each layer", *layerwise)
     yield Item("Random pruning over the whole network", *_control(runs, "random_mask_global"))

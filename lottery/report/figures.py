@@ -97,6 +97,7 @@ def frames(run: ReportedRun, most: int = MOST) -> dict[str, Any] | None:
         rounds is too much.
     """
     first = next(stored_rounds(run.path, [0], branches=False))
+    # Masks are in the order of the network, so the first is of the weight that reads the inputs.
     name, mask = next(iter(first.masks.items()))
     mask, groups = kernels.arranged(name, mask, kernels.of_run(run.path))
     num_places = inputs.counted(mask, groups=groups)[1].size
@@ -157,6 +158,7 @@ def _drawn(run: ReportedRun, kind: str, analysis: Analysis, branches: Sequence[s
     for options in views:
         reading = {name: value for name, value in options.items() if name in readable}
         options = {name: value for name, value in options.items() if name in plots.options_of(kind)}
+        # An option that only the reading takes needs a table of its own.
         part = run.table(kind, **reading) if reading.keys() - options.keys() else table
         found.append(figure(part, kind, **options))
     return found
@@ -173,6 +175,7 @@ def _panel(ax: Any, around: Any) -> dict[str, Any]:
         points = []
         places = line.get_transform().transform(line.get_xydata())
         for (across, up), (x, y) in zip(places, line.get_xydata(), strict=True):
+            # A point on the edge may lie outside by rounding.
             if math.isfinite(across) and math.isfinite(up) and box.x0 - 1 <= across <= box.x1 + 1:
                 down = top - min(max(up, box.y0), box.y1)  # a point outside is marked on the edge
                 bar = [end for end in ends.get(x, ()) if math.isfinite(end)]
@@ -198,6 +201,7 @@ def _lines(ax: Any) -> Iterator[tuple[str, Any, dict[float, tuple[float, float]]
             segments = [segment for bar in bars for segment in bar.get_segments() if len(segment)]  # some have no bar
             yield container.get_label(), line, {segment[0][0]: tuple(segment[:, 1]) for segment in segments}
     for line in ax.lines:
+        # A line across the whole panel, as of dense, has places in data on one axis only.
         if line.get_label().startswith("_") or not all(line.get_transform().contains_branch_seperately(ax.transData)):
             continue
         # Matplotlib does not say which band belongs to a line: it has its colour, and its ends are around the points.

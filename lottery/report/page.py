@@ -57,6 +57,7 @@ def render(runs: Sequence[ReportedRun], author: str = "") -> str:
         title=" · ".join(run.label for run in runs),
         style=parts["css"],
         script=parts["js"],
+        # The policy of the page lets no other script run.
         script_sha256=base64.b64encode(hashlib.sha256(parts["js"].encode()).digest()).decode(),
         colors=figures.colors(itertools.chain(together, *by_kind)),
         chapters=chapters,

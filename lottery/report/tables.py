@@ -48,6 +48,7 @@ def about(run: ReportedRun) -> str:
 def byline(run: ReportedRun, author: str = "") -> list[str]:
     """Say by whom, when and with which version a run was made, as far as that is known."""
     words = [f"by {author}"] if author else []
+    # Records hold no date, and the files of a copy may have others: the page says that it dates files.
     days = sorted({day(path.stat().st_mtime) for path in run.path.glob("replicate-*/round-*/round.json")})
     if days:
         words.append(f"files dated {' to '.join(dict.fromkeys((days[0], days[-1])))}")
@@ -138,6 +139,7 @@ def costs_by_branch(run: ReportedRun) -> TextTable:
     rows = []
     for branch, part in [*run.costs.groupby("branch", sort=False), ("all", run.costs)]:
         steps, seconds = part["steps"].sum(), part["seconds"].sum()
+        # A network that is left untrained takes no steps.
         each = f"{1000 * seconds / steps:.2f}" if steps else ""
         rows.append([str(branch), f"{len(part):,}", f"{steps:,.0f}", f"{seconds:,.1f}", each])
     notes = ["Time: of training, with the evaluations along the way."]
@@ -176,6 +178,7 @@ def same_rounds(runs: Sequence[ReportedRun]) -> list[TextTable | str]:
     """Compare the tickets of runs at the same densities, among those with the same data and seed; or say why not."""
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for run in runs:
+        # Replicates are pairs only where they see the same data in the same order.
         key = run.environment.get("data_sha256"), run.experiment.run.seed
         groups.setdefault(key, {})[run.label] = run.rows
     found: list[TextTable | str] = []
