@@ -59,6 +59,7 @@ def segments(links: Sequence[Link]) -> tuple[list[Link], list[Segment]]:
     found: list[Segment] = []
     for link in links:
         if link.effect == WEIGHTED:
+            # In C order, since `by_entry` must be a view, through which entries are cleared.
             kernel, *biases = (np.array(value, order="C") for value in link.layer.get_weights())
             num_units = kernel.shape[-1]
             bias = biases[0].astype(np.float64) if biases else np.zeros(num_units)
@@ -107,6 +108,7 @@ def _layers(model: Any) -> list[Any]:
         if len(call.inputs) != 1:
             raise _no_chain(model, f"branches: the layer {layer.name!r} takes {len(call.inputs)} inputs")
         _, *others = call.arguments.items()  # the first is the input
+        # training=False and mask=None change nothing at inference.
         arguments = sorted(name for name, value in others if value is not None and value is not False)
         if arguments:
             raise _no_chain(model, f"calls the layer {layer.name!r} with the argument {arguments[0]!r}")
@@ -156,6 +158,7 @@ def _smaller(segments: Sequence[Segment], kept: np.ndarray) -> list[Piece]:
     found: list[Piece] = []
     for segment in segments:
         link = segment.link
+        # Behind a Flatten the units follow each other at each place, so the pattern repeats.
         kernel = segment.kernel[..., np.resize(kept, link.before[-1]), :][..., segment.kept]
         values = [kernel]
         if link.layer.use_bias or np.any(segment.bias):
@@ -206,6 +209,7 @@ def _flat(link: Link, inputs: np.ndarray) -> Piece:
             f"drop_inputs must be False for this model. The layer {layer.name!r} before the first weights needs more "
             "of an example than one entry at a time; unread entries are reported."
         )
+    # Each entry has a value of its own now, also where a channel or an axis shared one.
     changes: dict[str, Any] = {"BatchNormalization": {"axis": -1}, "PReLU": {"shared_axes": None}}.get(name, {})
     if name == "Rescaling":
         ends = {"scale": layer.scale, "offset": layer.offset}

@@ -111,6 +111,7 @@ def fold_constants(segment: Segment, following: Segment) -> None:
     num_entries = kernel.shape[1]
     value = value.reshape(-1, num_entries)
     constant = ~varies.reshape(-1, num_entries).any(axis=0)
+    # A constant beyond the type of the kernel stays: it cannot be moved into a bias.
     with np.errstate(over="ignore", invalid="ignore"):
         constant &= np.isfinite(value.astype(kernel.dtype)).all(axis=0)
         uniform = np.abs(value - value[0]).max(axis=0) <= _ROUNDING * np.abs(value[0])
@@ -214,4 +215,5 @@ def random_examples(model: Any, num: int) -> np.ndarray:
     """Make random examples for a chain, which takes any numbers, the same each time."""
     dtype = chain.input_type(model)
     x = np.random.default_rng(0).normal(size=(num, *model.inputs[0].shape[1:]))
+    # Below 127, for any type of whole numbers holds that.
     return x.astype(dtype) if "float" in dtype else (np.abs(64 * x) % 127).astype(dtype)

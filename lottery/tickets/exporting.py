@@ -94,6 +94,7 @@ def export(
 def form_of(path: Path, form: str | None) -> str:
     """Return the form for a path, or raise if the path, or what is there, does not fit."""
     if form is None:
+        # Of formats with the same suffix, the first is meant.
         suffixes = {how.suffix: name for name, how in reversed(EXPORTS.items())}
         if path.suffix not in suffixes:
             raise unknown("The suffix of an exported file", path.suffix, sorted(suffixes))

@@ -66,6 +66,7 @@ def saved_model_opened(path: Path, model: Any) -> Opened:
     import tensorflow as tf
 
     loaded: Any = tf.saved_model.load(str(path))
+    # Several variables may have one name.
     tensors = {f"{variable.name}:{index}": Stored(variable.numpy()) for index, variable in enumerate(loaded.variables)}
     is_flat = keras_of(model).__name__ == "tf_keras"
 

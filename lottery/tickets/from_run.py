@@ -182,6 +182,7 @@ def _chosen(rows: Table) -> dict[str, int | None]:
     """Find the round that each of `CHOICES` means, among those that all replicates have."""
     tickets = of_tickets(rows)
     counts = tickets.groupby("round")["replicate"].nunique()
+    # A round that some replicate lacks would win or lose by that replicate.
     tickets = tickets[tickets["round"].isin(counts[counts == tickets["replicate"].nunique()].index)]
     metric = metric_of(tickets)
     means = tickets[tickets["round"] > 0].groupby("round")[f"early_stop_val_{metric.what}"].mean().dropna()

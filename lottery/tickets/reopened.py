@@ -99,6 +99,7 @@ def _arrangements(shape: tuple[int, ...], wanted: tuple[int, ...]) -> Iterator[C
 def _carries(values: np.ndarray, step: np.ndarray, weight: np.ndarray, mask: np.ndarray) -> bool:
     """Check if values follow a weight's where it is kept, but for a scale of each output channel."""
     there, kept, rounded = (array[mask].astype(np.float64) for array in (values, weight, step))
+    # Zeros follow any weight, at a scale of zero.
     if np.count_nonzero(there) < max(1, np.count_nonzero(kept) / 2):
         return False
     if np.array_equal(there, kept):

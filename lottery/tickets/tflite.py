@@ -129,6 +129,7 @@ def opened(path: Path, model: Any) -> Opened:
 
     taken = interpreter.get_input_details()[0]
     fixed = taken["shape_signature"][:1]
+    # A signature of −1 takes a batch of any size.
     size = int(fixed[0]) if fixed.size and fixed[0] > 0 else None
 
     def outputs(inputs: Any) -> np.ndarray:

@@ -103,6 +103,7 @@ class Ticket:
         from lottery.enforcement import tfmot
 
         values = self._values(trained)
+        # Refuses what is no Keras model.
         keras_of(model)
         _check_shapes(f"The ticket is not of the model {model.name!r}.", values, weights.portable(model))
         wrapped = {name: np.ones(wrapper.mask.shape, bool) for name, wrapper in tfmot.find(model).items()}
@@ -292,6 +293,7 @@ def of(
     named = weights.portable(model)
     start = {name: value for name, value in weights.read_state(model).items() if name in named}
     masks.check(dict(kept), start)
+    # Copies, for the arrays of a ticket are made read-only.
     own = {name: np.array(kept[name]) for name in start if name in kept}
     holds = [] if held_at is None else entries.held(model, own, held_at)
     values = {entry.name: np.broadcast_to(entry.value, entry.mask.shape) for entry in holds}

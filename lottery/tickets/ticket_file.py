@@ -79,6 +79,7 @@ def pack(contents: Contents) -> bytes:
             kept = value[masks[name]] if name in masks else value
             tensors[f"{part}/{name}"] = np.asarray(kept, order="C")
     with_held = bool(leaks(contents.weights, masks))
+    # Those of the start do for the trained weights, too: held entries do not train.
     if with_held:
         tensors |= {f"held/{name}": contents.weights[name][~mask] for name, mask in masks.items()}
     record: dict[str, Any] = {
@@ -255,6 +256,7 @@ def _check_tensors(record: _Record, header: Mapping[str, Any], size: int) -> Non
         if part == "mask":
             right = dtype == "uint8" and shape == [-(-num // 8)]
         elif variable.masked:
+            # Whole numbers do not train, so no mask is of them.
             right = dtype == variable.dtype and "float" in dtype and len(shape) == 1 and shape[0] <= num
         else:
             right = dtype == variable.dtype and shape == variable.shape

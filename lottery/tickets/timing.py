@@ -75,6 +75,7 @@ def latency(
         with evaluating(f"The model {name!r} cannot be timed on the example"):
             calls[name] = _compiled(model, inputs)
     first = {name: _seconds(call, 3, clock) for name, call in calls.items()}
+    # A turn of one short call would measure the clock.
     num_calls = {name: max(1, round(_LEAST_SECONDS / max(seconds, 1e-6))) for name, seconds in first.items()}
     names = list(models)
     measured: dict[str, list[float]] = {name: [] for name in names}
