@@ -369,5 +369,9 @@ def _sentence(error: ValidationError) -> LotteryError:
         return missing("Unknown key", place[-1], section.model_fields, where)
     if first["type"] == "literal_error":
         return LotteryError(f"{key} must be {first.get('ctx', {})['expected']}, not {first['input']!r}.")
+    if first["type"] == "tuple_type":
+        # A shell takes the quotes out of run.controls=["random_mask"], and what is left is no list.
+        hint = " In a shell, put quotes around the whole." if isinstance(first["input"], str) else ""
+        return LotteryError(f"{key} must be a list, such as [1, 2] or ['a', 'b'], not {first['input']!r}.{hint}")
     allowed = first["msg"].removeprefix("Input should be ").replace("dictionary or instance of", "table like")
     return LotteryError(f"{key} must be {allowed}, not {first['input']!r}.")

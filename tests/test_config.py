@@ -164,6 +164,8 @@ def test_overrides_are_toml_and_else_strings():
         ),
         ("prune.final_density=1.0", "prune.final_density must be .*not 1.0"),
         ("run.controls=['random_init']", "run.controls must be .*not 'random_init'.*Did you mean 'random_reinit'"),
+        ("run.controls=[random_mask]", r"run.controls must be a list, .*not '\[random_mask\]'. In a shell, put quotes"),
+        ("run.controls=3", "run.controls must be a list, .*not 3.$"),
         ("run.controls=['transfer']", "run.controls must be .*not 'transfer'"),
         ("run.controls=['untrained', 'untrained']", "run.controls has 'untrained' twice"),
         ("run.control_rounds=[3, 3]", "run.control_rounds has 3 twice"),
