@@ -476,6 +476,12 @@ def test_more_branches_than_styles_are_said_to_be_left_out(small_run, undrawn):
     assert missing["Accuracy"] == [f"The figures have room for {len(style.STYLES)} of 31 branches."]
 
 
+@pytest.mark.parametrize("chapter", ["Accuracy", "Training", "Layers", "Masks", "Connectivity", "More"])
+def test_an_analysis_that_has_nothing_to_draw_says_so_in_every_chapter(small_run, monkeypatch, chapter):
+    monkeypatch.setattr(figures, "drawn", lambda run: ({}, {chapter: ["Nothing of mine is here."]}))
+    assert '<p class="soft">Nothing of mine is here.</p>' in render([made(small_run)])
+
+
 def test_replicates_that_start_alike_are_no_separate_initialisations(small_run, tmp_path):
     path = tmp_path / "run"
     shutil.copytree(small_run.path, path)
