@@ -1,5 +1,6 @@
 """The commands that show what runs have found: ls, show, compare and check."""
 
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -114,7 +115,7 @@ def show_run(run: Path, rows: Any, tolerance: float | None, round: int | None = 
     if long:
         output.say(*sentences.limits(judgement))
     else:
-        output.say(f"lottery show {run} --long explains the columns, and has more of them.")
+        output.say(f"lottery show {shlex.quote(str(run))} --long explains the columns, and has more of them.")
 
 
 def headline(judgement: Any) -> None:

@@ -53,6 +53,12 @@ def test_a_reader_that_is_gone_has_a_status_of_its_own(words, tmp_path):
     assert done.returncode == 141 and done.stderr == ""  # 1 means that verify or check found something wrong
 
 
+def test_a_command_that_is_named_can_be_pasted(lottery, small_run, tmp_path):
+    shutil.copytree(small_run.path, tmp_path / "my runs" / "one")
+    done = lottery("show", tmp_path / "my runs" / "one")
+    assert f"lottery show '{tmp_path}/my runs/one' --long explains" in " ".join(done.stdout.split())
+
+
 def test_when_the_time_is_up_the_status_says_that_there_is_more(lottery, tmp_path):
     words = ("run", *QUICK, "prune.num_rounds=1", "run.num_replicates=1", "--out", tmp_path / "r")
     stopped = lottery(*words, "--max-hours", "1e-9", cwd=tmp_path)
