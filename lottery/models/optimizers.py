@@ -1,6 +1,7 @@
 """The optimizers of a model: those inside another, and the moving averages of weights that training ends with."""
 
 import contextlib
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -51,17 +52,27 @@ def _rate(optimizer: Any) -> float:
 
 
 def averages(model: Any) -> Iterator[tuple[Any, Any]]:
-    """Iterate over the trained variables of a model with their moving averages, of an optimizer with ``use_ema``."""
+    """Iterate over the trained variables of a model with the slots that begin at their values, as averages of them."""
     for inner in plain(getattr(model, "optimizer", None)):
-        for variable in model.trainable_variables if getattr(inner, "use_ema", False) else []:
-            average = slot(inner, _AVERAGES, variable)
+        for name, variable in itertools.product(_of_averages(inner), model.trainable_variables):
+            average = slot(inner, name, variable)
             if average is not None:
                 yield variable, average
 
 
 def all_averages(optimizer: Any) -> list[Any]:
-    """List the variables of an optimizer that hold moving averages, used or not."""
-    return [average for inner in plain(optimizer) for average in getattr(inner, _AVERAGES, None) or []]
+    """List the slots of an optimizer that begin at the values of weights."""
+    names = [(inner, name) for inner in plain(optimizer) for name in _of_averages(inner)]
+    return [average for inner, name in names for average in getattr(inner, name, None) or []]
+
+
+def _of_averages(optimizer: Any) -> list[str]:
+    """Name the attributes that list slots which begin at the values of weights."""
+    names = [_AVERAGES] if getattr(optimizer, "use_ema", False) else []
+    if any(cls.__name__ == "ScheduleFreeAdamW" and is_keras(cls) for cls in type(optimizer).__mro__):
+        # It takes its steps with this slot, and its first update puts the slot in the place of the weight (Keras 3.15).
+        names.append("_momentums")
+    return names
 
 
 def rate(optimizer: Any) -> Any:

@@ -199,7 +199,7 @@ class Course:
         """Assign the start weights under the masks, and a fresh optimizer."""
         weights.assign(self.model, masks.apply(self.start, self.kept, self.held_at))
         self.trainer.reset()
-        # After the reset, which has given the averages the values of the first network. A new optimizer's begin here.
+        # After the reset, which has given these slots the values of the first network. A new optimizer's begin here.
         for variable, average in optimizers.averages(self.model):
             average.assign(variable)
         if self.trainer.schedule_step is not None:

@@ -94,6 +94,17 @@ def test_training_ends_with_the_averages_as_fit_does(library, optimizer, rng):
     trainer.close()
 
 
+def test_a_schedule_free_optimizer_begins_at_the_start_weights(rng):
+    """Its first update puts the slot that begins at the weights in their place, so the slot must be the network's."""
+    trainer, _ = prepared("keras", lambda module: module.ScheduleFreeAdamW(1e-4))
+    start = {name: value + np.float32(1) for name, value in weights.read_state(trainer.model).items()}
+    kept = {name: rng.random(value.shape) < 0.5 for name, value in weights.read(trainer.model).items()}
+    found = trainer.train(start, kept, (9,), Span(last_step=3))
+    for name, value in masks.apply(start, kept).items():
+        np.testing.assert_allclose(found.weights[name], value, atol=1e-3, err_msg=name)
+    trainer.close()
+
+
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_averages_change_what_is_stored_and_evaluated_alone(library):
     """The training itself goes on from its own weights: each batch is trained on as without averages."""
