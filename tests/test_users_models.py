@@ -170,6 +170,73 @@ def test_own_reports_are_weighted_by_examples_over_the_last_batch_too():
     assert float(compiled.evaluations["test"]()["loss"]) == pytest.approx(labels.mean(), rel=1e-5)
 
 
+def guide(model, loss, y, outputs):
+    """As in Keras' guide to customizing fit."""
+    for metric in model.metrics:
+        metric.update_state(*((loss,) if metric.name == "loss" else (y, outputs)))
+    return {metric.name: metric.result() for metric in model.metrics}
+
+
+def untracked(model, loss, y, outputs):
+    """The metrics "loss" and "accuracy" exist, and stay at 0."""
+    import keras
+
+    hits = keras.metrics.sparse_categorical_accuracy(y, outputs)
+    return {"loss": loss, "accuracy": keras.ops.mean(hits), "outputs": keras.ops.mean(outputs, axis=0)}
+
+
+def renamed(model, loss, y, outputs):
+    """A metric that adds up over batches is reported under another name."""
+    import keras
+
+    model.total.update_state(loss, sample_weight=keras.ops.shape(y)[0])
+    return {"loss": model.total.result(), "accuracy": keras.ops.mean(keras.ops.zeros(3))}
+
+
+@pytest.mark.parametrize("report", [guide, untracked, renamed])
+def test_a_loss_is_the_mean_of_all_examples_however_a_step_reports_it(report):
+    import keras
+    import tensorflow as tf
+
+    from lottery.training import loop
+
+    class Own(keras.Sequential):
+        total = keras.metrics.Mean(name="total")
+
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                outputs = self(x, training=True)
+                loss = keras.ops.mean(keras.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True))
+            variables = self.trainable_variables
+            self.optimizer.apply(tape.gradient(loss, variables), variables)
+            return report(self, loss, y, outputs)
+
+        def test_step(self, data):
+            x, y = data
+            outputs = self(x)
+            loss = keras.ops.mean(keras.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True))
+            return report(self, loss, y, outputs)
+
+        @property
+        def metrics(self):
+            return [self.total] if report is renamed else super().metrics
+
+    model = Own([keras.Input((6,)), keras.layers.Dense(3)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    arrays = toy_arrays(np.random.default_rng(3), num_test=2000)  # in two batches
+    splits = data.split(dict(zip(data.KEYS, arrays, strict=True)), data.Data(validation=60))
+    compiled = loop.compile_loop(model, splits, Train(batch_size=20, num_steps=5, jit_compile=False))
+    logs = compiled.evaluations["test"]()
+    outputs = np.asarray(model(arrays[2]), np.float64)
+    losses = np.log(np.exp(outputs).sum(1)) - outputs[np.arange(2000), arrays[3]]
+    assert float(logs["loss"]) == pytest.approx(losses.mean(), rel=1e-4)
+    if report is not renamed:
+        assert float(logs["accuracy"]) == pytest.approx(np.mean(outputs.argmax(1) == arrays[3]), abs=1e-6)
+    compiled.begin({}, (1,))
+    assert 0.1 < float(compiled.advance(5)["loss"]) < 5
+
+
 def test_steps_that_change_weights_behind_the_optimiser_are_found_out(tmp_path):
     import keras
     import tensorflow as tf

@@ -82,7 +82,7 @@ class Prepared:
     @property
     def accuracy(self) -> str | None:
         """The name of what the model reports as its accuracy; None if it measures none."""
-        return accuracy_among(self.trainer.loop.examined.test_logs or tuple(self.trainer.model.get_metrics_result()))
+        return accuracy_among(self.trainer.loop.examined.test_logs.names)
 
     def check_learns(self, branch: str) -> None:
         """Raise `LotteryError` if a branch learns masks, which it cannot learn for the model of this run."""

@@ -4,7 +4,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -156,13 +156,30 @@ def optimizer(keras: Any, settings: Train, schedule_step: Any = None) -> Any:
         return classes[name](learning_rate=rate, **table)
 
 
+class Reported(NamedTuple):
+    """Names that a step reports."""
+
+    own: tuple[str, ...]  # of numbers that it has computed for its batch
+    of_metrics: Mapping[str, str]  # of results of metrics, which add up batches; by each, the name of the metric
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of them."""
+        return (*self.of_metrics, *self.own)
+
+    def results(self, model: Any) -> dict[str, Any]:
+        """Return the results of the metrics, over all batches since they were reset."""
+        # Keras 3.15 has no results of compiled metrics that no step updates.
+        found = model.get_metrics_result() if self.of_metrics else {}
+        return {name: found[metric] for name, metric in self.of_metrics.items()}
+
+
 @dataclass(frozen=True)
 class Examined:
     """Facts about a model's own steps."""
 
-    # Names that ``train_step`` and ``test_step`` report; empty if they report the model's metrics, as Keras' own do.
-    train_logs: tuple[str, ...]
-    test_logs: tuple[str, ...]
+    train_logs: Reported
+    test_logs: Reported
     unrepeatable: tuple[str, ...]  # operations that draw random numbers which a resumed run cannot repeat
     calls_python: bool  # in a training step
     step: Any  # ``train_step`` on the example, traced; it may update one weight only
@@ -174,16 +191,19 @@ def examine(model: Any, example: tuple[Any, Any]) -> Examined:
     with fitting(model.name), mirrored.scope(mirrored.strategy_of(model)):
         # Both create variables, metrics and slots. Created later, while the loop is traced, they would not be reset.
         model.reset_metrics()
-        test_logs = mirrored.on_each(model, model.test_step, example)
+        test_logs = _reported(model, "test_step", mirrored.on_each(model, model.test_step, example))
         _check_evaluation(model)
         _build_optimizer(model)
         with _updating_one_weight(model):
             step = traced(lambda batch: mirrored.on_each(model, model.train_step, batch), example)
-        metrics = set(model.get_metrics_result())
+        with put_back(() if _is_keras_own(model, "train_step") else step.graph.variables):
+            model.reset_metrics()
+            logs = step.structured_outputs if _is_keras_own(model, "train_step") else step(example)
+            train_logs = _reported(model, "train_step", logs)
     used = operations(step)
     return Examined(
-        train_logs=_own_logs(step.structured_outputs, metrics, "train_step"),
-        test_logs=_own_logs(test_logs, metrics, "test_step"),
+        train_logs=train_logs,
+        test_logs=test_logs,
         unrepeatable=tuple(sorted(used & UNREPEATABLE)),
         calls_python=not PYTHON.isdisjoint(used),
         step=step,
@@ -247,7 +267,7 @@ def observe(examined: Examined, example: tuple[Any, Any]) -> list[float]:
     with put_back(examined.variables), randomness.put_back():
         keras.utils.set_random_seed(0)  # a step may call Python, and draw there
         for _ in range(NUM_OBSERVED):
-            logs = examined.step(example)
+            logs = flat(examined.step(example))
             values = [np.mean(np.asarray(logs[name], np.float64)) for name in logs]
             # JSON has no infinity and no NaN.
             reported += [float(value) if np.isfinite(value) else -1.0 for value in values]
@@ -288,7 +308,37 @@ def _updating_one_weight(model: Any) -> Iterator[None]:
         del vars(optimizer)["apply_gradients"]
 
 
-def _own_logs(logs: Any, metrics: set[str], step: str) -> tuple[str, ...]:
+def flat(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Take dicts within a report apart, as ``fit`` does: Keras' CompileMetrics reports one."""
+    found: dict[str, Any] = {}
+    for name, value in logs.items():
+        found |= flat(value) if isinstance(value, Mapping) else {name: value}
+    return found
+
+
+def _is_keras_own(model: Any, step: str) -> bool:
+    return all(is_keras(getattr(type(model), name)) for name in (step, "compute_metrics"))
+
+
+def _reported(model: Any, step: str, logs: Any) -> Reported:
+    """Tell what a step, the first since metrics were reset, has reported of the model's metrics and what of its own."""
     if not isinstance(logs, dict):
         raise LotteryError(f"The model's {step} must return a dict of what it reports, not {type(logs).__name__}.")
-    return () if set(logs) == metrics else tuple(logs)
+    logs = flat(logs)
+    if _is_keras_own(model, step) or mirrored.strategy_of(model) is not None:
+        if set(logs) == set(model.get_metrics_result()):
+            return Reported((), {name: name for name in logs})
+        return Reported(tuple(logs), {})
+    # A name alone tells nothing: a step may report a loss of its own beside a metric "loss" that it never updates.
+    updated = [metric for metric in model.metrics if any(np.any(np.asarray(value)) for value in metric.variables)]
+    results = flat({metric.name: metric.result() for metric in updated})
+    of_metrics = {}
+    for name, value in logs.items():
+        same = [key for key, result in results.items() if np.array_equal(np.asarray(value), np.asarray(result))]
+        keys = [key for key in same if key == name] or [key for key in same if key not in logs]
+        of_metrics |= {name: key for key in keys[:1]}
+    # A list of numbers is no loss and no accuracy.
+    own = tuple(name for name in logs if name not in of_metrics and not np.ndim(logs[name]))
+    reported = Reported(own, of_metrics)
+    reported.results(model)  # refuses here what it would refuse in the loop
+    return reported

@@ -115,14 +115,14 @@ def gains_on_cpu(model: Any) -> bool:
     return all(graph.facts_of(name).gains_from_xla for name in names - {"Sequential", "Functional"})
 
 
-def _repeater(model: Any, names: tuple[str, ...]) -> Callable[..., Logs]:
-    """Make a function that takes steps in the graph and returns the model's metrics, or the means of `names`.
+def _repeater(model: Any, reported: compiling.Reported) -> Callable[..., Logs]:
+    """Make a function that takes steps in the graph and returns the model's metrics, and the means of own reports.
 
     Its arguments are a step as a function of its number, the number of steps, and how many steps `before` this call the
     result includes; 0 starts anew.
     """
     # Variables add up the steps' own reports, so that steps in one call or in several give the same bits.
-    sums = {name: tf.Variable(tf.constant(0.0), trainable=False) for name in names}
+    sums = {name: tf.Variable(tf.constant(0.0), trainable=False) for name in reported.own}
 
     def start_anew() -> Any:
         model.reset_metrics()
@@ -148,26 +148,27 @@ def _repeater(model: Any, names: tuple[str, ...]) -> Callable[..., Logs]:
         elif num_steps:
             body(tf.constant(0))
         # Metrics of Keras 3.15 and tf_keras 2.21, with the loss, add up in variables over all steps since the reset.
-        if not sums:
-            return model.get_metrics_result()
-        return {name: total / tf.cast(before + num_steps, tf.float32) for name, total in sums.items()}
+        means = {name: total / tf.cast(before + num_steps, tf.float32) for name, total in sums.items()}
+        return reported.results(model) | means
 
     return repeat
 
 
-def _training(model: Any, compiled: Any, own: tuple[str, ...], callbacks: Sequence[Any]) -> Callable[..., Logs]:
+def _training(
+    model: Any, compiled: Any, reported: compiling.Reported, callbacks: Sequence[Any]
+) -> Callable[..., Logs]:
     """Make the graph's function that takes steps: of a batch by its number, how many, and how many before them."""
-    repeat = _repeater(model, own)
+    repeat = _repeater(model, reported)
 
     def take_step(index: Any, batch: Any) -> Logs:
         def on_share(share: Any) -> Logs:
             # If it is not compiled already, it is looked up here: what enforces masks may have replaced it since.
-            logs = (compiled or model.train_step)(share)
+            logs = compiling.flat((compiled or model.train_step)(share))
             for callback in callbacks:
                 callback.on_train_batch_end(index, logs)
             return logs
 
-        logs = mirrored.run(model, on_share, batch, own)
+        logs = mirrored.run(model, on_share, batch, reported.own)
         if mirrored.strategy_of(model) is not None:
             mirrored.average_statistics(model)
         return logs
@@ -234,24 +235,26 @@ def _steps_over_stream(train: Callable[..., Logs], make: Callable[[], Any]) -> t
 
 
 def evaluations_of(
-    model: Any, data: Splits | Streams, splits: Collection[str], own: tuple[str, ...]
+    model: Any, data: Splits | Streams, splits: Collection[str], reported: compiling.Reported
 ) -> dict[str, Callable[[], Logs]]:
-    """Make a function for each split, which may be ``"train"``: it returns what a model reports over every example.
-
-    `own` names what the model's own ``test_step`` reports; it is empty if that reports metrics.
-    """
+    """Make a function for each split, which may be ``"train"``: it returns what a model reports over every example."""
     chosen = {name: getattr(data, name) for name in splits}
     if isinstance(data, Streams):
-        return {name: _over_stream(model, make, own) for name, make in chosen.items()}
-    evaluate = _over_arrays(model, examples.scaler(data), own)
+        return {name: _over_stream(model, make, reported) for name, make in chosen.items()}
+    evaluate = _over_arrays(model, examples.scaler(data), reported)
     return {
         name: functools.partial(evaluate, tf.constant(split.x), tf.constant(split.y)) for name, split in chosen.items()
     }
 
 
-def _over_arrays(model: Any, scaled: Callable[[Any], Any], own: tuple[str, ...]) -> Callable[[Any, Any], Logs]:
+def _over_arrays(
+    model: Any, scaled: Callable[[Any], Any], reported: compiling.Reported
+) -> Callable[[Any, Any], Logs]:
     """Make a function of examples and labels; splits of one size share a trace."""
-    fixed, num_devices, repeat = examples.fixed_batch(model), mirrored.num_devices(model), _repeater(model, own)
+    fixed, num_devices, repeat = examples.fixed_batch(model), mirrored.num_devices(model), _repeater(model, reported)
+
+    def test_step(batch: Any) -> Logs:
+        return mirrored.run(model, lambda share: compiling.flat(model.test_step(share)), batch, reported.own)
 
     @tf.function(autograph=False)
     def evaluate(x: Any, y: Any) -> Logs:
@@ -265,54 +268,51 @@ def _over_arrays(model: Any, scaled: Callable[[Any], Any], own: tuple[str, ...])
             first = index * size
             # The graph does not know the length of a slice at a tensor, and a model may fix it.
             inputs, labels = (tf.ensure_shape(part[first : first + size], (size, *part.shape[1:])) for part in (x, y))
-            return mirrored.run(model, model.test_step, (scaled(inputs), labels), own)
+            return test_step((scaled(inputs), labels))
 
         logs = repeat(test, num_whole, 0)
         if not rest:
             return logs
         # The examples left over count as much as the others: metrics count examples, own reports are weighted by them.
         in_whole = num_whole * size
-        last = mirrored.run(model, model.test_step, (scaled(x[in_whole:]), y[in_whole:]), own)
-        if not own:
-            return model.get_metrics_result()
-        before = {name: logs[name] * in_whole if num_whole else 0.0 for name in own}
-        return {name: (before[name] + tf.cast(last[name], tf.float32) * rest) / num_examples for name in own}
+        last = test_step((scaled(x[in_whole:]), y[in_whole:]))
+        before = {name: logs[name] * in_whole if num_whole else 0.0 for name in reported.own}
+        means = {name: (value + tf.cast(last[name], tf.float32) * rest) / num_examples for name, value in before.items()}
+        return reported.results(model) | means
 
     return evaluate
 
 
-def _over_stream(model: Any, make: Callable[[], Any], own: tuple[str, ...]) -> Callable[[], Logs]:
+def _over_stream(model: Any, make: Callable[[], Any], reported: compiling.Reported) -> Callable[[], Logs]:
     """Make a function that evaluates a model on a data set."""
 
     @tf.function(reduce_retracing=True, autograph=False)
     def test_step(batch: Any) -> Logs:
-        return mirrored.run(model, model.test_step, batch, own)
+        return mirrored.run(model, lambda share: compiling.flat(model.test_step(share)), batch, reported.own)
 
     def evaluate() -> Logs:
         model.reset_metrics()
-        sums, num_examples = dict.fromkeys(own, 0.0), 0
+        sums, num_examples = dict.fromkeys(reported.own, 0.0), 0
         for batch in mirrored.batches(model, make()):
             logs = test_step(batch)
             # Not by `len`: a ragged tensor has none.
             size = int(tf.nest.flatten(batch)[0].shape[0])
             num_examples += size
-            for name in own:
+            for name in reported.own:
                 sums[name] += size * float(logs[name])
-        if not own:
-            return model.get_metrics_result()
-        return {name: total / num_examples for name, total in sums.items()}
+        return reported.results(model) | {name: total / num_examples for name, total in sums.items()}
 
     return evaluate
 
 
-def classifier(model: Any, data: Splits | Streams, own: tuple[str, ...]) -> Callable[[], Classes | None]:
+def classifier(model: Any, data: Splits | Streams, reported: compiling.Reported) -> Callable[[], Classes | None]:
     """Make a function that returns the class that a model predicts for each test example: its highest output.
 
     The function returns None where the accuracy is not that of one class for each example of an array: for a data set,
     labels that are not whole numbers from 0, outputs other than a row for each example, several devices, and a
     ``test_step`` of the model's own.
     """
-    has_own_step = own or not is_keras(type(model).test_step)
+    has_own_step = reported.own or not is_keras(type(model).test_step)
     if isinstance(data, Streams) or has_own_step or mirrored.strategy_of(model) is not None:
         return lambda: None
     x, y, scaled = data.test.x, data.test.y, examples.scaler(data)
