@@ -13,7 +13,7 @@ from lottery.enforcement.entries import PRESENT, Held, HeldAt, adapted, held, re
 from lottery.enforcement.patching import Method, replaced
 from lottery.errors import LotteryError
 from lottery.models import optimizers
-from lottery.models.kerases import evaluating
+from lottery.models.kerases import evaluating, put_back
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,9 @@ def _gradients(model: Any, batch: Any) -> dict[int, np.ndarray]:
     if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
         raise LotteryError("audit: `batch` must be a pair, inputs and labels, or these and the weights of examples.")
     refused = f"audit: the loss of the model {model.name!r} cannot be computed on the batch"
-    with evaluating(refused), tf.GradientTape() as tape:
+    # Normalisation, dropout and metrics change their variables in training.
+    touched = [*model.variables, *(variable for metric in model.metrics for variable in metric.variables)]
+    with put_back(touched), evaluating(refused), tf.GradientTape() as tape:
         x, y, *rest = (_tensors(part) for part in batch if part is not None)
         loss = model.compute_loss(x, y, model(x, training=True), *rest)
     variables = model.trainable_variables

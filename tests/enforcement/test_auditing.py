@@ -152,6 +152,20 @@ def test_gradients_need_a_compiled_model(rng):
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
+def test_an_audit_changes_nothing(library, rng):
+    library = importlib.import_module(library)
+    layers = library.layers
+    normalised = [layers.Dense(5), layers.BatchNormalization(), layers.Dropout(0.5), layers.Dense(3)]
+    model = library.Sequential([layers.InputLayer((6,)), *normalised])
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    x, y = toy_arrays(rng)[:2]
+    model.evaluate(x, y, verbose=0)
+    before = weights.read_state(model)
+    enforcement.audit(model, {"dense/kernel": rng.random((6, 5)) < 0.5}, batch=(x, y))
+    assert weights.fingerprint(weights.read_state(model)) == weights.fingerprint(before)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
 def test_gradients_of_a_batch_as_the_model_takes_it(library, rng):
     """Inputs by name or in a list, and weights of the examples, which count in the loss."""
     library = importlib.import_module(library)
