@@ -86,6 +86,23 @@ def test_names_depend_on_position_alone(library, name):
     assert set(weights.unprunable(again)) | set(expected) == set(named)
 
 
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_weights_without_names_are_named_alike_in_each_model(library):
+    library = pytest.importorskip(library)
+
+    class Nameless(library.layers.Layer):
+        def build(self, shape):
+            self.both = [self.add_weight(shape=(shape[-1], 2)) for _ in range(2)]
+
+        def call(self, x):
+            return x @ (self.both[0] + self.both[1])
+
+    for _ in range(2):
+        model = library.Sequential([library.layers.InputLayer((3,)), Nameless(), Nameless()])
+        first, second = "nameless/variable", "nameless_1/variable"
+        assert list(weights.prunable(model)) == [first, f"{first}_1", second, f"{second}_1"]
+
+
 def custom(library):
     """A layer of a user, with a matrix, a vector and integers, and others that name what is prunable."""
     Layer = library.layers.Layer
