@@ -255,7 +255,7 @@ def given(data: Any, settings: Data) -> Splits | Streams:
             )
         return splits
     if "validation" not in settings.model_fields_set and hasattr(parts[0], "__len__"):
-        tenth = max(1, len(parts[0]) // 10)  # the default number is for MNIST
+        tenth = max(1, (settings.num_examples or len(parts[0])) // 10)  # the default number is for MNIST
         settings = settings.model_copy(update={"validation": min(settings.validation, tenth)})
     return split(dict(zip(KEYS, parts, strict=True)), settings)
 

@@ -425,6 +425,8 @@ def test_given_data_in_the_shapes_that_people_have():
     assert flat.fingerprint == pairs.fingerprint
     tenth = data.given((x_train[:9], y_train[:9], x_test, y_test), data.Data())
     assert (len(tenth.train), len(tenth.validation)) == (8, 1)
+    fewer = data.given((np.ones((20_000, 2)), np.ones(20_000), x_test[:, :2], y_test), data.Data(num_examples=1000))
+    assert (len(fewer.train), len(fewer.validation)) == (900, 100)
     for wrong in (x_train, (x_train, y_train), (1, 2, 3), None):
         with pytest.raises(LotteryError, match="must be"):
             data.given(wrong, data.Data(validation=20))
