@@ -569,6 +569,15 @@ def test_a_model_that_measures_no_accuracy_is_pruned_all_the_same(tmp_path):
     assert all(not wrong for _, wrong in lottery.runs.verification.verify(done.path))
 
 
+def test_a_column_of_labels_is_one_class_for_each_example():
+    """As keras.datasets.cifar10 gives them."""
+    x, y, x_test, y_test = ARRAYS
+    experiment = config.Experiment(**TINY, model={"name": "lenet_300_100"})
+    ready = preparing.prepare(experiment, Ingredients(data=((x, y[:, None]), (x_test, y_test[:, None]))))
+    with contextlib.closing(ready.trainer):
+        assert ready.trainer.model.output_shape == (None, 3)
+
+
 def test_a_column_of_targets_is_not_broadcast(tmp_path):
     import keras
 
