@@ -277,6 +277,9 @@ def test_the_loss_follows_from_what_the_outputs_are():
     model = keras.Sequential([keras.Input((6,)), keras.Sequential([small])])
     compiling.compile_model(model, SETTINGS, example)
     assert model.loss.get_config()["from_logits"]
+    several = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, "sigmoid")])
+    with pytest.raises(LotteryError, match="neither logits nor probabilities"):
+        compiling.compile_model(several, SETTINGS, example)
     one = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
     with pytest.raises(LotteryError, match="compile the model with the loss"):
         compiling.compile_model(one, SETTINGS, example)
