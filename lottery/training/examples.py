@@ -169,7 +169,8 @@ def check_data(model: Any, data: Splits, batch_size: int, example: Any, num_scor
     with fitting(model.name):
         outputs = model(example, training=False)
     if hasattr(outputs, "shape"):  # a dict or a list is taken apart by the loss
-        _check_labels(data, outputs.shape[1:], getattr(model.loss, "ignore_class", None))
+        ignored = loss.get_config().get("ignore_class") if hasattr(loss, "get_config") else None
+        _check_labels(data, outputs.shape[1:], ignored)
 
 
 def _check_sizes(data: Splits, size: int, sizes: Mapping[str, int | None], stateful: Sequence[str]) -> None:
@@ -198,8 +199,9 @@ def _check_labels(data: Splits, output_shape: tuple[int, ...], ignored: int | No
         if split.y.dtype.kind != "i" or split.y.shape[1:] not in (tuple(positions), (*positions, 1)):
             raise LotteryError(_labels_needed(part, split.y, tuple(positions), num_classes))
         # TensorFlow would turn a label that is no class into NaN, or into nothing at all.
-        lowest, highest = int(split.y.min()), int(split.y.max())
-        if highest >= num_classes or (lowest < 0 and ignored != lowest):
+        known = split.y if ignored is None else split.y[split.y != ignored]
+        lowest, highest = int(known.min(initial=0)), int(known.max(initial=0))
+        if highest >= num_classes or lowest < 0:
             raise LotteryError(
                 f"The {part} labels must be 0 to {num_classes - 1}, because the model has {num_classes} outputs. They "
                 f"go {f'up to {highest}' if lowest >= 0 else f'down to {lowest}'}."

@@ -244,6 +244,25 @@ def test_a_batch_larger_than_the_data_is_refused():
         prepared(settings=SETTINGS.model_copy(update={"batch_size": 400}))
 
 
+@pytest.mark.parametrize("ignored", [-1, 255])
+def test_labels_of_a_class_that_the_loss_ignores_are_taken(ignored):
+    import keras
+    import tf_keras
+
+    x, y = toy_arrays(np.random.default_rng(3))[:2]
+    y[:9] = ignored
+    splits = data.split(dict(zip(data.KEYS, (x, y, x, y), strict=True)), data.Data(validation=20))
+    for library in (keras, tf_keras):
+        loss = library.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=ignored)
+        for compiled_with in (loss, [loss]):
+            model = library.Sequential([library.layers.InputLayer((6,)), library.layers.Dense(3)])
+            model.compile("sgd", compiled_with)
+            examples.check_data(model, splits, 20, x[:4])
+            other = data.split(dict(zip(data.KEYS, (x, y + 1, x, y), strict=True)), data.Data(validation=20))
+            with pytest.raises(LotteryError, match="labels must be 0 to 2"):
+                examples.check_data(model, other, 20, x[:4])
+
+
 @pytest.mark.parametrize("pixels", data.PIXELS)
 def test_pixels_stay_bytes_in_memory_and_are_scaled_in_the_graph(pixels, rng):
     x = rng.integers(0, 256, (120, 5, 5)).astype(np.uint8)
