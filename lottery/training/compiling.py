@@ -196,10 +196,7 @@ def examine(model: Any, example: tuple[Any, Any]) -> Examined:
         _build_optimizer(model)
         with _updating_one_weight(model):
             step = traced(lambda batch: mirrored.on_each(model, model.train_step, batch), example)
-        with put_back(() if _is_keras_own(model, "train_step") else step.graph.variables):
-            model.reset_metrics()
-            logs = step.structured_outputs if _is_keras_own(model, "train_step") else step(example)
-            train_logs = _reported(model, "train_step", logs)
+        train_logs = _reported_in_training(model, step, example)
     used = operations(step)
     return Examined(
         train_logs=train_logs,
@@ -316,8 +313,19 @@ def flat(logs: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _is_keras_own(model: Any, step: str) -> bool:
-    return all(is_keras(getattr(type(model), name)) for name in (step, "compute_metrics"))
+def _reported_in_training(model: Any, step: Any, example: tuple[Any, Any]) -> Reported:
+    if _is_told_by_names(model, "train_step"):
+        return _reported(model, "train_step", step.structured_outputs)
+    model.reset_metrics()
+    with put_back(step.graph.variables):
+        return _reported(model, "train_step", step(example))
+
+
+def _is_told_by_names(model: Any, step: str) -> bool:
+    """Check if a step reports the model's metrics if their names are those that it reports, as Keras' own steps do."""
+    is_own = not all(is_keras(getattr(type(model), name)) for name in (step, "compute_metrics"))
+    # Each device reports of its share, while metrics add up over devices.
+    return not is_own or mirrored.strategy_of(model) is not None
 
 
 def _reported(model: Any, step: str, logs: Any) -> Reported:
@@ -325,7 +333,7 @@ def _reported(model: Any, step: str, logs: Any) -> Reported:
     if not isinstance(logs, dict):
         raise LotteryError(f"The model's {step} must return a dict of what it reports, not {type(logs).__name__}.")
     logs = flat(logs)
-    if _is_keras_own(model, step) or mirrored.strategy_of(model) is not None:
+    if _is_told_by_names(model, step):
         if set(logs) == set(model.get_metrics_result()):
             return Reported((), {name: name for name in logs})
         return Reported(tuple(logs), {})
@@ -336,7 +344,8 @@ def _reported(model: Any, step: str, logs: Any) -> Reported:
     for name, value in logs.items():
         same = [key for key, result in results.items() if np.array_equal(np.asarray(value), np.asarray(result))]
         keys = [key for key in same if key == name] or [key for key in same if key not in logs]
-        of_metrics |= {name: key for key in keys[:1]}
+        if keys:
+            of_metrics[name] = keys[0]
     # A list of numbers is no loss and no accuracy.
     own = tuple(name for name in logs if name not in of_metrics and not np.ndim(logs[name]))
     reported = Reported(own, of_metrics)
