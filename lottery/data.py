@@ -35,6 +35,7 @@ UNSCALED = Scaling(np.zeros((), np.float32), np.ones((), np.float32), unit_norm=
 
 def _standardize(x: np.ndarray) -> Scaling:
     """Give each channel mean 0 and variance 1 over `x`."""
+    # Colours, perhaps with transparency: a longer last axis is no channel of pixels.
     channels = x.shape[-1] if x.ndim == 4 and x.shape[-1] <= 4 else 1
     counts = np.zeros((channels, 256), np.int64)
     for some in np.array_split(x, 1 + x.size // 2**20):  # float64 would take eight times the memory
@@ -44,6 +45,7 @@ def _standardize(x: np.ndarray) -> Scaling:
     levels = np.arange(256)
     mean = fractions @ levels
     deviation = np.sqrt(np.sum(fractions * (levels - mean[:, None]) ** 2, axis=1))
+    # A channel that is the same everywhere becomes 0, and not NaN.
     return Scaling(mean.astype(np.float32), np.where(deviation > 0, deviation, 1).astype(np.float32), unit_norm=False)
 
 
@@ -254,6 +256,7 @@ def given(data: Any, settings: Data) -> Splits | Streams:
                 "data.validation out."
             )
         return splits
+    # The value alone does not tell if somebody has asked for it.
     if "validation" not in settings.model_fields_set and hasattr(parts[0], "__len__"):
         tenth = max(1, (settings.num_examples or len(parts[0])) // 10)  # the default number is for MNIST
         settings = settings.model_copy(update={"validation": min(settings.validation, tenth)})
@@ -277,12 +280,12 @@ def _no_arrays(data: Any, parts: tuple[Any, ...]) -> str:
             "two arrays for each part, not three. Sample weights go into a tf.data.Dataset: pass (train, validation, "
             "test), each as tf.data.Dataset.from_tensor_slices((x, y, weights)).batch(60)."
         )
+    num = f"{len(parts)} parts" if parts else ""
     if any(streamed_data.is_stream(part) for part in everything):
-        num = f"{len(parts)} parts" if parts else "one tf.data.Dataset"
-        return f"{datasets}, not {num}."
+        return f"{datasets}, not {num or 'one tf.data.Dataset'}."
     if len(parts) in (4, 6):
         return ""
-    return f"{arrays} or {datasets}, not {f'{len(parts)} parts' if parts else type(data).__name__}."
+    return f"{arrays} or {datasets}, not {num or type(data).__name__}."
 
 
 def _part(arrays: Mapping[str, Any], part: str, where: str) -> Split:

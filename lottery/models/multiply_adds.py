@@ -31,10 +31,12 @@ def per_entry(model: Any) -> dict[str, int | None]:
                     found[name].append(_in_one_call(call, name))
     except Exception:  # Keras may keep its graphs in another way, and no run should stop for a number
         return dict.fromkeys(prunable)
-    return {
-        name: sum(count for count in counts if count is not None) if counts and None not in counts else None
-        for name, counts in found.items()
-    }
+    totals: dict[str, int | None] = dict.fromkeys(found)
+    for name, counts in found.items():
+        known = [count for count in counts if count is not None]
+        if known and len(known) == len(counts):
+            totals[name] = sum(known)
+    return totals
 
 
 def of_kept(kept: Mapping[str, int], per_entry: Mapping[str, int | None]) -> int | None:
@@ -88,6 +90,7 @@ def _within(call: Call, taken: Sequence[Shape]) -> Iterator[Call]:
 def _in_one_call(call: Call, name: str) -> int | None:
     """Multiply-adds of one entry of the weight `name` in one call of a layer; None if they are unknown."""
     rule = _RULES.get(_rule(call.layer))
+    # Without the number of the second weight that a layer calls so, as in `kernel_1`.
     own = name.rsplit("/", 1)[-1].rstrip("0123456789").rstrip("_")
     if rule is None or own not in _MULTIPLIED:
         return None

@@ -67,6 +67,7 @@ class Course:
 
     def begin(self) -> None:
         """Put the model at its start, choose the engine, and read the checkpoint if there is one."""
+        # Before the first trace, which must know what enforces the masks.
         self.trainer.hold()
         self.trainer.set_masks(self.kept, self.start)
         self._put_at_start()
@@ -95,7 +96,8 @@ class Course:
         every = trainer.settings.eval_every
         evaluated = (state.due - 1) // every * every
         before = state.step - max(self.first, evaluated)
-        until = min([state.due, *(step for step in (*self.watch, *self.span.changes) if step > state.step)])
+        stops = [step for step in (*self.watch, *self.span.changes) if step > state.step]
+        until = min([state.due, *stops])
         most = int(CALL_SECONDS / trainer.seconds_per_step) if trainer.seconds_per_step else 1
         num_steps = min(self.engine.longest, until - state.step, max(1, most))
         called = time.perf_counter()
@@ -118,6 +120,7 @@ class Course:
             state.validation = self._measured("validation", state.step)
             if self.trainer.settings.test_curve:
                 self._measured("test", state.step)
+            # Of equal losses, the first step counts.
             if state.validation[0] < state.lowest and state.step >= self.settled:
                 self._keep_for_budget()
                 state.lowest, state.best = state.validation[0], self.engine.state()
@@ -247,6 +250,7 @@ class Course:
         limits, left_out = engines.limits(network), network.biases_without_effect
         num_steps = min(limits.num_compared, compiled.longest, self.last - self.first)
         states = []
+        # Without a step, the state is that of the start, masked and rounded as the variables are.
         for engine, steps in (compiled, 0), (compiled, num_steps), (self.engine, num_steps):
             self._put_at_start()
             engine.begin(self.kept, self.seed, self.first)
@@ -300,6 +304,7 @@ class Course:
             if classes is None:
                 return None
             predictions["label"], predictions[name] = classes
+            # What a model calls accuracy may be another metric, such as that of the five highest outputs.
             accuracy = np.mean(classes[0] == classes[1])
             if not abs(accuracy - summary[f"{name}_test_accuracy"]) <= ACCURACY_ROUNDING:  # of NaN, too
                 return None

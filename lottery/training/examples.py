@@ -86,6 +86,7 @@ def crops(
 
 def augmentation_word(seed: tuple[int, ...]) -> int:
     """Return the first half of the key of a training's augmentations; the number of the step is the second."""
+    # The last word is the purpose, that of batches. TensorFlow's keys are int32, as which a seed of 31 bits fits.
     return randomness.seed_for(*seed[:-1], randomness.AUGMENTATION, 1)
 
 
@@ -127,6 +128,7 @@ def reads_integers(model: Any, inputs: np.ndarray) -> bool:
         for operation in waiting.pop().consumers():
             if operation.type == "Cast" and operation.outputs[0].dtype.is_integer:
                 return True
+            # Whatever else reads the inputs, such as a product, takes them as numbers.
             if operation.type in ("Cast", "Identity"):
                 waiting.append(operation.outputs[0])
     return False
@@ -169,8 +171,8 @@ def check_data(model: Any, data: Splits, batch_size: int, example: Any, num_scor
     with fitting(model.name):
         outputs = model(example, training=False)
     if hasattr(outputs, "shape"):  # a dict or a list is taken apart by the loss
-        ignored = loss.get_config().get("ignore_class") if hasattr(loss, "get_config") else None
-        _check_labels(data, outputs.shape[1:], ignored)
+        config_of: Any = getattr(loss, "get_config", dict)  # a name or a function has none
+        _check_labels(data, outputs.shape[1:], config_of().get("ignore_class"))
 
 
 def _check_sizes(data: Splits, size: int, sizes: Mapping[str, int | None], stateful: Sequence[str]) -> None:
@@ -202,9 +204,10 @@ def _check_labels(data: Splits, output_shape: tuple[int, ...], ignored: int | No
         known = split.y if ignored is None else split.y[split.y != ignored]
         lowest, highest = int(known.min(initial=0)), int(known.max(initial=0))
         if highest >= num_classes or lowest < 0:
+            found = f"up to {highest}" if lowest >= 0 else f"down to {lowest}"
             raise LotteryError(
                 f"The {part} labels must be 0 to {num_classes - 1}, because the model has {num_classes} outputs. They "
-                f"go {f'up to {highest}' if lowest >= 0 else f'down to {lowest}'}."
+                f"go {found}."
             )
 
 

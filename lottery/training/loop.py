@@ -55,6 +55,7 @@ class Loop:
     def change(self, before: Masks, kept: Masks) -> None:
         """Continue under other masks."""
         weights.assign(self.model, masks.apply(weights.read_state(self.model), kept))
+        # An entry that grows must not go on with what the optimizer remembers of its earlier life.
         in_both = {name: mask & before[name] for name, mask in kept.items()}
         optimizers.clear_slots(self.model.optimizer, weights.variables(self.model), in_both)
 
@@ -128,6 +129,7 @@ def _repeater(model: Any, reported: compiling.Reported) -> Callable[..., Logs]:
         model.reset_metrics()
         for total in sums.values():
             total.assign(0.0)
+        # A `tf.cond` demands something alike of both branches.
         return tf.constant(True)
 
     def repeat(step: Callable[[Any], Logs], num_steps: Any, before: Any) -> Logs:
@@ -154,9 +156,7 @@ def _repeater(model: Any, reported: compiling.Reported) -> Callable[..., Logs]:
     return repeat
 
 
-def _training(
-    model: Any, compiled: Any, reported: compiling.Reported, callbacks: Sequence[Any]
-) -> Callable[..., Logs]:
+def _training(model: Any, compiled: Any, reported: compiling.Reported, callbacks: Sequence[Any]) -> Callable[..., Logs]:
     """Make the graph's function that takes steps: of a batch by its number, how many, and how many before them."""
     repeat = _repeater(model, reported)
 
@@ -184,8 +184,10 @@ def _steps_over_arrays(
 ) -> tuple[Any, Callable[..., Arguments]]:
     """Make `Loop.steps` and `Loop.batches` for arrays, which stay in memory as they are."""
     scaled, split = examples.scaler(data), data.train
+    # Made outside of the trace, they are captured by the graph and not copied into it.
     x, y = tf.constant(split.x), tf.constant(split.y)
 
+    # Keras 3.15 does not convert steps by AutoGraph either.
     @tf.function(jit_compile=uses_xla, autograph=False)
     def steps(positions: Any, num_steps: Any, before: Any, key: Any) -> Logs:
         def batch(index: Any) -> Any:
@@ -247,9 +249,7 @@ def evaluations_of(
     }
 
 
-def _over_arrays(
-    model: Any, scaled: Callable[[Any], Any], reported: compiling.Reported
-) -> Callable[[Any, Any], Logs]:
+def _over_arrays(model: Any, scaled: Callable[[Any], Any], reported: compiling.Reported) -> Callable[[Any, Any], Logs]:
     """Make a function of examples and labels; splits of one size share a trace."""
     fixed, num_devices, repeat = examples.fixed_batch(model), mirrored.num_devices(model), _repeater(model, reported)
 
@@ -276,8 +276,10 @@ def _over_arrays(
         # The examples left over count as much as the others: metrics count examples, own reports are weighted by them.
         in_whole = num_whole * size
         last = test_step((scaled(x[in_whole:]), y[in_whole:]))
-        before = {name: logs[name] * in_whole if num_whole else 0.0 for name in reported.own}
-        means = {name: (value + tf.cast(last[name], tf.float32) * rest) / num_examples for name, value in before.items()}
+        means = {}
+        for name in reported.own:
+            before = logs[name] * in_whole if num_whole else 0.0
+            means[name] = (before + tf.cast(last[name], tf.float32) * rest) / num_examples
         return reported.results(model) | means
 
     return evaluate
