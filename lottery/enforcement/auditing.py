@@ -71,6 +71,7 @@ class AuditMasks(FitCallback):
         """Watch from the first step on."""
         self._entries = held(self.model, self._masks, self._held_at)
         refuse_adapted(self.model, self._entries)
+        # In variables, because the training step is traced once, and runs in the graph.
         self._step = tf.Variable(tf.zeros((), tf.int64), trainable=False)
         # By weight: the first step after which an entry had moved, -1 for none; its place, and its value.
         self._moved = tf.Variable(tf.fill([len(self._entries), 3], np.float64(-1)), trainable=False)
@@ -79,10 +80,12 @@ class AuditMasks(FitCallback):
 
     def on_train_batch_end(self, batch: Any, logs: Any = None) -> None:
         """Raise if anything has moved."""
+        # After the last step of a batch no other step begins, which would look.
         self._looking()
         moved = [(row, entry) for row, entry in zip(self._moved.numpy(), self._entries, strict=True) if row[0] >= 0]
         if not moved:
             return
+        # Keras tells callbacks nothing of an error, so nothing else would remove this.
         self.close()
         (step, flat, found), entry = min(moved, key=lambda pair: pair[0][0])
         place = _place(flat, entry)
@@ -121,6 +124,7 @@ def _place(flat: Any, entry: Held) -> tuple[int, ...]:
 def _audited(entry: Held, value: np.ndarray, optimizer: Any, gradients: Mapping[int, np.ndarray]) -> Audit:
     mask = entry.mask.numpy() if hasattr(entry.mask, "numpy") else entry.mask
     masked = ~np.asarray(mask)
+    # A held value is rounded to the type of the weight: that is what the weight can be.
     should = np.broadcast_to(np.asarray(entry.value), masked.shape)
     off = np.where(masked, np.abs(value.astype(np.float64) - should.astype(value.dtype)), 0.0)
     off = np.where(np.isfinite(off), off, np.inf)
@@ -149,6 +153,7 @@ def _gradients(model: Any, batch: Any) -> dict[int, np.ndarray]:
         loss = model.compute_loss(x, y, model(x, training=True), *rest)
     variables = model.trainable_variables
     return {
+        # A weight that the loss does not depend on has the gradient None.
         id(variable): np.zeros(variable.shape) if value is None else np.asarray(tf.convert_to_tensor(value))
         for variable, value in zip(variables, tape.gradient(loss, variables), strict=True)
     }

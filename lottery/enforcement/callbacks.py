@@ -12,6 +12,7 @@ from lottery.enforcement.patching import Method, replaced
 from lottery.errors import LotteryError, unknown
 
 
+# Keras 3's class serves both: tf_keras 2.21 calls the methods of a callback, and does not ask for its class.
 class FitCallback(keras.callbacks.Callback):
     """A callback of ``fit`` of both libraries that installs something in the model and removes it again."""
 
@@ -31,6 +32,7 @@ class FitCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Install, also in a model whose training step was traced before."""
+        # A fit that raised has left it installed.
         self.close()
         # Callbacks after this one, such as BackupAndRestore, may set weights before the first epoch begins.
         self._is_waiting = PRESENT in words(self._held_at)
@@ -49,6 +51,7 @@ class FitCallback(keras.callbacks.Callback):
         # If anything is refused on the way, the stack removes what was installed before it.
         with contextlib.ExitStack() as stack:
             self.install(stack, logs)
+            # The next fit traces a function without what is installed.
             stack.callback(setattr, self.model, "train_function", None)
             _remake_train_function(self.model)
             # If `fit` raises, Keras calls no hook at all; then the next `fit` removes what is installed.

@@ -45,6 +45,7 @@ class Held:
         """Return a gradient of the weight, dense or of single rows, with zero for every masked entry."""
         if gradient is None:
             return None
+        # Of an Embedding: the rows that were looked up. Optimizers leave the others alone, so they stay missing.
         if isinstance(gradient, tf.IndexedSlices):
             kept = tf.gather(self.mask, gradient.indices)
             values = tf.where(kept, gradient.values, tf.zeros((), gradient.values.dtype))
@@ -55,6 +56,7 @@ class Held:
 def held(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> list[Held]:
     """Check masks and held values, as `constraint` takes them, against a model; return a record for each mask."""
     check_kind(masks)
+    # Refuses what is no Keras model.
     keras_of(model)
     targets = weights.variables(model)
     # A variable can be assigned any mask, so all of its entries count as masked.
@@ -169,6 +171,7 @@ def _values(targets: Mapping[str, Any], masks: Mapping[str, np.ndarray], held_at
         if isinstance(value, str):
             if value != PRESENT:
                 raise unknown("held_at", value, [PRESENT])
+            # A copy, since numpy() may return the memory that training writes to.
             value = np.array(targets[name].numpy())
         shape = tuple(targets[name].shape)
         # A variable of its own can be assigned other values later; of a weight, its present value counts.
@@ -187,6 +190,7 @@ def _are_finite(values: np.ndarray, variable: Any) -> bool:
     dtype = tf.as_dtype(variable.dtype).as_numpy_dtype
     try:
         with np.errstate(over="ignore"):
+            # In the type of the weight, where a large number may become infinite.
             return bool(np.isfinite(values.astype(dtype).astype(np.float64)).all())
     except (TypeError, ValueError):
         return False

@@ -16,6 +16,7 @@ from lottery.models.kerases import is_keras, keras_of, tf
 # A context manager function, as `constraint`: of a model, masks and held values. It yields callbacks for ``fit``.
 Enforcement = Callable[..., AbstractContextManager[list[Any]]]
 
+# By identity, because a tf.Variable cannot be a key.
 _HOLDING: dict[int, str] = {}  # variables of which entries are held now, by identity, with the mode that holds them
 
 
@@ -118,6 +119,7 @@ def callback(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> It
                 variable.assign(obeyed(variable))
 
         made: Any = keras_of(model).callbacks.LambdaCallback(
+            # Asked again, because the model may have been compiled anew since.
             on_train_begin=lambda logs: _refuse_several_steps(made.model),
             on_train_batch_end=lambda batch, logs=None: obey(),
         )
@@ -201,6 +203,7 @@ def _holding(model: Any, masks: Mapping[str, Any], held_at: HeldAt, mode: str) -
         ):
             patching.hold(entries)
             patching.retrace(model)
+            # A loop that breaks off, or that calls no callback, may leave entries moved.
             with patching.undone(partial(patching.hold, entries)):
                 yield entries
     finally:

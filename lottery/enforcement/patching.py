@@ -225,6 +225,7 @@ def clear_slots(optimizer: Any, entries: Sequence["Held"]) -> None:
     for entry in entries:
         for slot in optimizers.slots(optimizer, entry.variable):
             value = tf.convert_to_tensor(slot)
+            # Averages begin at the weights, all other slots at zero.
             slot.assign(entry.projected(value) if id(slot) in averages else entry.masked_gradient(value))
 
 

@@ -237,6 +237,7 @@ def wrapped_in_place(model: Any, masks: Mapping[str, Any]) -> Iterator[None]:
             wrapper = _wrapper(layer)
             if not had_method and "get_prunable_weights" in vars(layer):  # tfmot has added it
                 stack.callback(delattr, layer, "get_prunable_weights")
+            # Makes the variables of its masks; the layer is built already, so no shape is needed.
             wrapper.build(None)
             # If tf_keras 2.21 casts variables to half precision, tfmot 0.8 would assign rounded values.
             wrapper.pruning_obj._pruning_vars = [
@@ -297,6 +298,7 @@ def strip(model: Any, example: Any = None) -> Any:
             f"The wrappers of {', '.join(left)} lie inside a subclassed model or layer, which tfmot cannot take apart; "
             "use read_masks, and lottery.weights.assign on a model built without wrappers."
         )
+    # Without wrappers, nothing sets these entries to zero at the next forward pass.
     _apply(found)
     apart = outputs.largest_difference(model, plain, example)
     if apart > _TOLERANCE:
