@@ -70,6 +70,7 @@ class Checkpointer:
         stop_signal = self.should_stop()
         if stop_signal:
             raise interrupts.Stopped(stop_signal)
+        # Not their values, which a checkpoint brings along.
         described = [f"{name} {variable.dtype.name} {tuple(variable.shape)}" for name, variable in own.items()]
         self._identity = hashlib.sha256(json.dumps([described, parts], sort_keys=True).encode()).hexdigest()
         self._variables, self._own = variables, own
@@ -124,6 +125,7 @@ class Checkpointer:
         arrays = {f"{part}/{name}": value for part, found in parts.items() for name, value in found.items()}
         numbers = {key: value for key, value in vars(state).items() if key not in PARTS}
         record = {"format": FORMAT, "identity": self._identity, "standing": numbers}
+        # One of the arrays, so that the checksum covers it.
         arrays["record"] = np.frombuffer(json.dumps(record).encode(), np.uint8)
         # Or two threads would write one file.
         self._wait()

@@ -173,6 +173,7 @@ def difference(
             raise LotteryError("The weights are not finite after the first steps; try a lower learning rate.")
         apart = abs(np.float64(value) - received[name])
         way = abs(np.float64(value) - start[name])
+        # Masked entries stay where they are, and would pull the medians to 0.
         moved = (apart > 0) | (way > 0)
         if name in left_out or not moved.any():
             continue

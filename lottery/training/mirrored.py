@@ -167,6 +167,7 @@ def differing(variables: Mapping[str, Any], values: Mapping[str, np.ndarray]) ->
     for name, variable in variables.items():
         parts = weights.components(variable)
         if len(parts) > 1:  # the values were read from a single part
+            # By their bytes, because NaN is not equal to itself.
             apart = [place for place, part in enumerate(parts) if part.numpy().tobytes() != values[name].tobytes()]
             found |= {f"{place}/{name}": parts[place] for place in apart}
     return found

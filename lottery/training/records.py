@@ -73,4 +73,5 @@ def loss_and_accuracy(logs: Logs, what: str) -> tuple[float, float]:
 def accuracy_among(names: Iterable[str]) -> str | None:
     """Find the name of the accuracy among those that a model reports; None if it measures none."""
     names = [name for name in names if name in ACCURACIES or name.endswith("accuracy")]
+    # False is less than true, and of those alike `min` takes the first.
     return min(names, key=lambda name: name not in ACCURACIES, default=None)

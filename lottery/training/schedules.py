@@ -90,6 +90,7 @@ def _class_of(keras: Any) -> Any:
         def _place(self, count: Any) -> Any:
             first_step, last_step = tf.cast(self.first_step, tf.int64), self.shape["last_step"]
             if first_step.shape.rank:  # of `step_variable`
+                # First the product, because a quotient of whole numbers is rounded down.
                 count = count * first_step[1] // first_step[2]
                 first_step = first_step[0]
             at = count + first_step
