@@ -35,6 +35,7 @@ def describe(model: Any, name: str | None = None) -> Architecture:
     undescribed = {"library": library, "class": type(model).__name__}
     try:
         with warnings.catch_warnings(action="ignore"):  # about layers that cannot be loaded again: see `why` below
+            # JSON has no NaN, but Python would write one; that is an error here, and becomes the reason below.
             text = json.dumps(keras_of(model).saving.serialize_keras_object(model), allow_nan=False)
         if len(text) > _LARGEST:  # arrays that operations take are part of it
             raise TicketError(f"Its configuration has {len(text):,} bytes, more than the limit of {_LARGEST:,}.")
@@ -42,6 +43,7 @@ def describe(model: Any, name: str | None = None) -> Architecture:
         whole = json.loads(text, object_hook=lambda found: {k: v for k, v in found.items() if k != "compile_config"})
         kept = ("module", "class_name", "config", "registered_name")
         architecture = {"library": library, "keras": {key: whole.get(key) for key in kept}}
+        # What a reader will do, with all that it refuses, is done once here.
         build(architecture, _shapes(model))
     except TicketError as error:
         return undescribed | {"why": str(error)}
@@ -103,6 +105,7 @@ def _check_names(architecture: Architecture) -> None:
         if not networks.is_built_in(str(name)):
             raise TicketError(f"The architecture names the network {_short(repr(name))}, which is not built in.")
         sizes = [*(shape if isinstance(shape, (list, tuple)) else [shape]), architecture.get("num_classes")]
+        # Not by isinstance, for which True is a number.
         if not all(type(size) is int and size > 0 for size in sizes):
             raise TicketError(f"The sizes of the architecture must be whole numbers from 1, not {_short(sizes)}.")
     elif "keras" in architecture:

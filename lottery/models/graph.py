@@ -206,6 +206,7 @@ def is_graph(model: Any) -> bool:
     """Check if a layer is a Sequential or functional model that computes its graph, and nothing else."""
     for cls in type(model).__mro__:
         if cls.__name__ in ("Sequential", "Functional") and is_keras(cls):
+            # A user's class may compute something else; a Sequential that is not built has no outputs.
             return type(model).call is cls.call and bool(model.outputs)
     return False
 

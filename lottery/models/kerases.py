@@ -65,6 +65,7 @@ def evaluating(what: str) -> Iterator[None]:
 @contextlib.contextmanager
 def put_back(touched: Iterable[Any]) -> Iterator[None]:
     """Give variables at the end of the context the values that they had at its beginning."""
+    # Copies, since numpy() may return the memory that the next step writes to.
     before = [(variable, np.array(variable.numpy())) for variable in touched]
     try:
         yield

@@ -242,6 +242,7 @@ def builder(
             f"model.name: a file names {name!r}, and to import the module {module_name!r} {found} would run its code; "
             "add --import-code (in Python import_code=True) if you trust it, or type the name yourself."
         )
+    # A command that is installed, unlike `python`, does not search the current folder.
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)

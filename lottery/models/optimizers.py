@@ -133,6 +133,7 @@ def clear_slots(optimizer: Any, variables: Mapping[str, Any], stays: Mapping[str
 def finalizes(model: Any) -> bool:
     """Check if ``fit`` ends by giving a model other weights than its last step: an optimizer's moving averages."""
     for optimizer in [model.optimizer, *plain(model.optimizer)]:
+        # Keras' own method does nothing without averages.
         method = getattr(type(optimizer), "finalize_variable_values", None)
         if getattr(optimizer, "use_ema", False) or (method is not None and not is_keras(method)):
             return True
@@ -142,6 +143,7 @@ def finalizes(model: Any) -> bool:
 def finalize(model: Any) -> None:
     """Give a compiled model the weights that ``fit`` would end with here, and enforcement holds masks in them too."""
     if finalizes(model) and hasattr(model.optimizer, "finalize_variable_values"):
+        # Keras 3.15 pairs these with its averages by place, so they must be all that it was built with.
         model.optimizer.finalize_variable_values(model.trainable_variables)
 
 

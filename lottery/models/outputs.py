@@ -34,6 +34,7 @@ def evaluate(function: Callable[..., Any], inputs: Any, size: int | None = None,
     """
     batches = []
     total, step = len(tf.nest.flatten(inputs)[0]), size or _BATCH
+    # No examples are a batch, too: what it returns says how many outputs there are.
     for first in range(0, max(1, total), step):
         batch = tf.nest.map_structure(lambda array, at=first: filled(array[at : at + step], size), inputs)
         found = _arrays(function(batch, **settings))

@@ -138,6 +138,7 @@ class _Reading:
             first.read_by += other.read_by
             first.mixed_by = first.mixed_by or other.mixed_by
             first.stays |= other.stays
+            # All tensors that share the set must follow, also those of earlier layers.
             for tensor, units in self._sets.items():
                 if units is other:
                     self._sets[tensor] = first
