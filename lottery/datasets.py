@@ -80,6 +80,7 @@ def digest(arrays: Sequence[np.ndarray]) -> str:
     """Return the SHA-256 of types, shapes and values."""
     found = hashlib.sha256()
     for array in arrays:
+        # The same bytes may be other numbers, or the same numbers in another shape.
         found.update(f"{array.dtype.str}{array.shape}".encode())
         found.update(np.ascontiguousarray(array).data)
     return found.hexdigest()

@@ -65,6 +65,7 @@ def apply(weights: Weights, masks: Masks, held_at: Weights | None = None) -> dic
     for name, mask in masks.items():
         own = applied[name]
         held = (held_at or {}).get(name, np.zeros((), own.dtype))
+        # A choice, not a product, which would make NaN of infinity, and negative zero of a negative weight.
         applied[name] = np.where(mask, own, held).astype(own.dtype, copy=False)
     return applied
 

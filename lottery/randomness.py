@@ -20,6 +20,7 @@ _OF_KERAS = ("global_random_seed", "global_seed_generator")
 
 def seed_for(*words: int) -> int:
     """Make a seed of 31 bits from words such as (seed, replicate, purpose)."""
+    # TensorFlow's int32, as in keys of its stateless generators, have 31 bits without their sign.
     return int(np.random.SeedSequence(words).generate_state(1)[0] >> 1)
 
 
@@ -71,6 +72,7 @@ def _restoring_tensorflow() -> Callable[[], None]:
         context, keras, tf_keras = _libraries()  # some may have been imported since
         if context:
             context._set_global_seed(seed)
+            # After the seed, which makes a new generator (TensorFlow 2.21).
             if drawn:
                 context._rng.setstate(drawn)
         if keras:
@@ -102,6 +104,7 @@ def batches(
     """
     position = first_step * batch_size
 
+    # One epoch at a time, since a permutation is as long as the data.
     @functools.lru_cache(maxsize=1)
     def permutation(epoch: int) -> np.ndarray:
         return generator(*seed, epoch).permutation(num_examples).astype(np.int32)

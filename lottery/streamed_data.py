@@ -55,6 +55,7 @@ def kind(part: Any) -> str:
 def checked(parts: tuple[Any, ...]) -> Streams:
     """Make streams of three data sets or functions, or raise a `LotteryError` that says what to pass instead."""
     makers = [part if callable(part) and not hasattr(part, "element_spec") else _same(part) for part in parts]
+    # Twice, because only a second reading shows what is drawn anew each time.
     first, again = (_digest_of_first_batches(makers) for _ in range(2))
     if first != again:
         raise LotteryError(
@@ -70,6 +71,7 @@ def _digest_of_first_batches(makers: list[Callable[[], Any]]) -> str:
 
     digest = hashlib.sha256()
     for part, make in zip(PARTS, makers, strict=True):
+        # For each part anew: a shuffle without a seed takes its own from this one, by order.
         keras.utils.set_random_seed(PEEK_SEED)
         dataset: Any = make()
         if not hasattr(dataset, "element_spec"):

@@ -29,6 +29,7 @@ def variables(model: Any) -> dict[str, Any]:
     Raises:
         LotteryError: The model is not built.
     """
+    # In this order: tf_keras raises an error of its own if variables of a model that is not built are asked for.
     if not getattr(model, "built", True) or not model.variables:
         raise LotteryError(f"The model {model.name!r} is not built; give it an Input layer, or call it once.")
     named: dict[str, Any] = {}
@@ -167,6 +168,7 @@ def _collect(layer: Any, prefix: str, named: dict[str, Any], seen: set[int]) -> 
         # First and under the same prefix, so that its weights are named as without the wrapper.
         seen.add(id(inside(layer)))
         _collect(inside(layer), prefix, named, seen)
+    # The variables of a layer have those of the layers within it among them.
     below = {id(variable) for child in within for variable in child.variables}
     for variable in layer.variables:
         if id(variable) not in below and id(variable) not in seen:
@@ -210,6 +212,7 @@ def _unique(name: str, taken: Mapping[str, Any]) -> str:
 
 def _reason(name: str, variable: Any) -> str:
     """Say why a trainable, floating variable is not pruned, if its layer does not name its weights; empty if it is."""
+    # Without the number of the second that a layer calls so, as in `bias_1`; see `_unique`.
     own = re.sub(r"_\d+$", "", name.rsplit("/", 1)[-1])
     if own == "bias":
         return _BIAS
@@ -281,6 +284,7 @@ def components(variable: Any) -> list[Any]:
 def fingerprint(state: Mapping[str, np.ndarray]) -> str:
     """Return the SHA-256 of names, shapes and bits."""
     digest = hashlib.sha256()
+    # The order of a dict does not count.
     for name in sorted(state):
         value = np.ascontiguousarray(state[name])
         digest.update(f"{name} {value.dtype.str} {value.shape}\n".encode())
