@@ -343,8 +343,12 @@ def _checked(value: Any, key: str, where: str) -> np.ndarray:
             array = array.astype(np.float32)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise LotteryError(f"{where}: {key} holds NaN, infinite values, or numbers that are too large for float32.")
-    if array.ndim < (2 if key.startswith("x") else 1):
-        raise LotteryError(f"{where}: {key} has shape {array.shape}; its first axis must be the example.")
+    if array.ndim == 0:
+        raise LotteryError(f"{where}: {key} has shape (); its first axis must be the example.")
+    if array.ndim == 1 and key.startswith("x"):
+        raise LotteryError(
+            f"{where}: {key} has one number for each example and no axis of features. Pass {key}[:, None]."
+        )
     if key.startswith("y") and array.dtype.kind in "biu":
         for label in (array.min(), array.max()) if array.size else ():
             if not -(2**31) <= int(label) < 2**31:

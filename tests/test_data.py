@@ -427,6 +427,8 @@ def test_given_data_in_the_shapes_that_people_have():
     assert (len(tenth.train), len(tenth.validation)) == (8, 1)
     fewer = data.given((np.ones((20_000, 2)), np.ones(20_000), x_test[:, :2], y_test), data.Data(num_examples=1000))
     assert (len(fewer.train), len(fewer.validation)) == (900, 100)
+    with pytest.raises(LotteryError, match=r"Pass x_train\[:, None\]"):
+        data.given((x_train[:, 0], y_train, x_test[:, 0], y_test), data.Data(validation=20))
     for wrong in (x_train, (x_train, y_train), (1, 2, 3), None):
         with pytest.raises(LotteryError, match="must be"):
             data.given(wrong, data.Data(validation=20))
