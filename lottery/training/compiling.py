@@ -313,6 +313,12 @@ def flat(logs: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _numbers(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the single numbers of a report: a list of numbers, as of each class, is no loss and no accuracy."""
+    shapes = {name: tf.TensorShape(getattr(value, "shape", ())) for name, value in flat(logs).items()}
+    return {name: value for name, value in flat(logs).items() if shapes[name].rank in (0, None)}
+
+
 def _reported_in_training(model: Any, step: Any, example: tuple[Any, Any]) -> Reported:
     if _is_told_by_names(model, "train_step"):
         return _reported(model, "train_step", step.structured_outputs)
@@ -332,9 +338,9 @@ def _reported(model: Any, step: str, logs: Any) -> Reported:
     """Tell what a step, the first since metrics were reset, has reported of the model's metrics and what of its own."""
     if not isinstance(logs, dict):
         raise LotteryError(f"The model's {step} must return a dict of what it reports, not {type(logs).__name__}.")
-    logs = flat(logs)
+    logs = _numbers(logs)
     if _is_told_by_names(model, step):
-        if set(logs) == set(model.get_metrics_result()):
+        if set(logs) == set(_numbers(model.get_metrics_result())):
             return Reported((), {name: name for name in logs})
         return Reported(tuple(logs), {})
     # A name alone tells nothing: a step may report a loss of its own beside a metric "loss" that it never updates.
@@ -346,8 +352,6 @@ def _reported(model: Any, step: str, logs: Any) -> Reported:
         keys = [key for key in same if key == name] or [key for key in same if key not in logs]
         if keys:
             of_metrics[name] = keys[0]
-    # A list of numbers is no loss and no accuracy.
-    own = tuple(name for name in logs if name not in of_metrics and not np.ndim(logs[name]))
-    reported = Reported(own, of_metrics)
+    reported = Reported(tuple(name for name in logs if name not in of_metrics), of_metrics)
     reported.results(model)  # refuses here what it would refuse in the loop
     return reported

@@ -6,6 +6,7 @@ from lottery import data, randomness, weights
 from lottery.errors import LotteryError
 from lottery.models import networks
 from lottery.training import compiling, examples, loop
+from lottery.training.records import loss_and_accuracy
 from lottery.training.settings import Train
 from lottery.training.trainer import Trainer
 from tests.conftest import toy_arrays
@@ -189,6 +190,29 @@ def not_of_the_highest_output(keras):
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=[accuracy])
     return model
+
+
+def test_numbers_of_each_class_are_no_accuracy():
+    import keras
+
+    class ClassAccuracy(keras.metrics.Metric):
+        def __init__(self):
+            super().__init__(name="class_accuracy")
+            self.total = self.add_weight(shape=(3,), initializer="zeros")
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            self.total.assign_add(keras.ops.ones(3))
+
+        def result(self):
+            return self.total.value
+
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, "softmax")])
+    model.compile("sgd", "sparse_categorical_crossentropy", metrics=[ClassAccuracy()])
+    arrays = dict(zip(data.KEYS, toy_arrays(np.random.default_rng(3)), strict=True))
+    compiled = loop.compile_loop(model, data.split(arrays, data.Data(validation=20)), SETTINGS)
+    assert compiled.examined.test_logs.names == compiled.examined.train_logs.names == ("loss",)
+    loss, accuracy = loss_and_accuracy(compiled.evaluate("test"), "loss")
+    assert loss > 0 and np.isnan(accuracy)
 
 
 @pytest.mark.parametrize("build", [binary, several_outputs, not_of_the_highest_output])
