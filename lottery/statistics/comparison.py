@@ -57,8 +57,8 @@ def check_metrics(runs: Iterable[Path]) -> None:
     """Raise `LotteryError` if what counts as accuracy is another metric in one run than in another."""
     named = {store.read_environment(run).get("accuracy", "accuracy"): run for run in runs}
     if len(named) > 1:
-        (one, run), (other, second), *_ = named.items()
-        raise LotteryError(f"{str(run)!r} measures {one!r} and {str(second)!r} {other!r}, so nothing can be compared.")
+        (first, run), (second, other), *_ = named.items()
+        raise LotteryError(f"{str(run)!r} measures {first!r}, and {str(other)!r} {second!r}: they cannot be compared.")
 
 
 def drawn_from(run: Path) -> tuple[str | None, int]:
