@@ -101,7 +101,7 @@ def test_mnist_has_the_published_statistics(mnist_path):
         ({"y_train": np.full(200, 2**32 + 1)}, "a label of y_train must be .* not 4294967297"),
         ({"x_test": np.zeros((60, 6), np.uint8)}, "x_train has type float32 and x_test uint8"),
         ({"x_train": np.array([["a"]])}, "must hold numbers"),
-        ({"x_train": np.zeros(200, np.float32)}, "first axis"),
+        ({"x_train": np.zeros(200, np.float32)}, "no axis of features"),
         ({"x_test": np.zeros((0, 6), np.float32), "y_test": np.zeros(0, int)}, "x_test is empty"),
         (
             {"x_train": np.zeros((10, 6), np.float32), "y_train": np.zeros(10, int)},
