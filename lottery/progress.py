@@ -286,7 +286,7 @@ def _key(where: Step) -> Key:
 def _line(where: Step, room: int) -> str:
     """Describe a network in training, in the room that is left of its bar."""
     validation = ""
-    if where.val_accuracy == where.val_accuracy:  # not NaN, as it is of a model that measures none
+    if not math.isnan(where.val_accuracy):  # as it is of a model that measures none
         validation = f"validation {100 * where.val_accuracy:.2f} %"
     parts = [
         where.run.name if where.several else "",

@@ -36,7 +36,9 @@ def begin(recorded: Mapping[str, Any], names: Iterable[str] = ()) -> None:
     """
     if "tensorflow" in sys.modules or _is_users():
         return
-    wanted = recorded.get("onednn") if recorded else any(map(gains, names)) or None
+    wanted = recorded.get("onednn")
+    if not recorded and any(map(gains, names)):
+        wanted = True
     # Both go first, because an earlier call may have chosen for another run.
     for name in (VARIABLE, OURS):
         os.environ.pop(name, None)

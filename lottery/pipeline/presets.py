@@ -45,10 +45,9 @@ def listed() -> list[dict[str, Any]]:
         header = re.sub(r"\s*\n#\s*", " ", text.partition("\n\n")[0])
         paper = re.search(r"([A-Z]\w+(?:,? (?:&|et al\.|[A-Z]\w+))* \d{4}),? https://arxiv", header)
         figure = re.match(r"(?:figures?|section) \d+(?:(?:,| and) \d+)*", what)
-        row = {"name": name, "data": experiment.data.name, "model": experiment.model.name, "reproduces": what}
-        row["paper"] = paper[1] if paper else ""
-        row["figure"] = figure[0] if figure else ""
-        rows.append(row)
+        sources = {"paper": paper[1] if paper else "", "figure": figure[0] if figure else ""}
+        own = {"name": name, "data": experiment.data.name, "model": experiment.model.name, "reproduces": what}
+        rows.append(own | sources)
     return rows
 
 
