@@ -269,7 +269,8 @@ def _of_round(record: Mapping[str, Any]) -> dict[str, float | None]:
     """Return the numbers of `BY_ROUND`, with losses in place of accuracies that the model does not measure."""
     found = {name: record[name] for name in BY_ROUND}
     missing = [name for name, value in found.items() if name.endswith("accuracy") and value is None]
-    return found | {loss: record[loss] for loss in (name.replace("accuracy", "loss") for name in missing)}
+    losses = [name.replace("accuracy", "loss") for name in missing]
+    return found | {name: record[name] for name in losses}
 
 
 def _is_written(folder: Path) -> bool:
