@@ -103,11 +103,7 @@ class Choice:
         from lottery.tickets.ticket import load
 
         at: Any = self.at
-        round: Any = self.round
-        # A negative number is answered with the rounds that there are, not with a word of similar letters.
-        if round is not None and round.lstrip("-").isdecimal():
-            round = int(round)
-        ticket = load(self.source, round=round, density=self.density, replicate=self.replicate, at=at)
+        ticket = load(self.source, round=self.round, density=self.density, replicate=self.replicate, at=at)
         # --density takes the nearest round, and `best` any, so the round must be named.
         output.say(f"{ticket!r}"[1:-1], file=sys.stderr)  # without its brackets
         return ticket

@@ -120,7 +120,7 @@ def sweep(
         }
         for key, form in forms.items():
             shown[key] = rows[key].astype(float).map(form, na_action="ignore").astype(object).fillna("")
-        rows = rows.astype(object).assign(**shown)
+        rows = rows.assign(**shown)
     output.rows(rows, as_data)
 
 
