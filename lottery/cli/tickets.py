@@ -162,6 +162,9 @@ def _show_exported(ticket: Any, saved: Path | None, done: list[Any]) -> None:
     """Print the sizes of what was exported, and how it compares with the network."""
     from lottery import files
 
+    # A network that predicts numbers has no classes, and its ticket no accuracy.
+    has_classes = not ticket.metrics or ticket.metrics.get("early_stop_test_accuracy") is not None
+    heads = ["format", "file", "bytes", "gzipped", "difference", *(["same class"] if has_classes else [])]
     lines = []
     if saved:
         lines.append([TICKET, str(saved), *(f"{size:,}" for size in files.sizes(saved)), "", ""])
@@ -169,10 +172,11 @@ def _show_exported(ticket: Any, saved: Path | None, done: list[Any]) -> None:
         sizes = [f"{exported.num_bytes:,}", f"{exported.num_gzipped:,}"]
         compared = [f"{exported.difference:.1g}", f"{exported.agreement:.4f}"]
         lines.append([exported.form, str(exported.path), *sizes, *compared])
-    output.table(TextTable(["format", "file", "bytes", "gzipped", "difference", "same class"], lines), has_rows=False)
+    output.table(TextTable(heads, [line[: len(heads)] for line in lines]), has_rows=False)
+    same_class = "Same class: the share of inputs with the same class. " if has_classes else ""
     output.say(
         "Each file was loaded again and compared. Difference: the largest of an output, relative to the largest "
-        "output. Same class: the share of inputs with the same class. Masked entries are "
+        f"output. {same_class}Masked entries are "
         f"{'zero' if ticket.held_at is None else 'at their held values'} in each file."
     )
     unseen = [exported.form for exported in done if not exported.zeros_checked]

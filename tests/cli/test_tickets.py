@@ -123,6 +123,19 @@ def test_each_format_that_fails_is_named_also_where_all_fail(lottery, tmp_path):
         assert f"Not written: {form}." in printed
 
 
+def test_a_network_that_predicts_numbers_has_no_classes(lottery, tmp_path):
+    import keras
+
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    masks = {"dense/kernel": np.ones((4, 1), bool)}
+    for accuracy, is_said in ((None, False), (0.5, True)):
+        ticket = tickets.of(model, masks, metrics={"early_stop_test_loss": 0.5, "early_stop_test_accuracy": accuracy})
+        path = ticket.save(tmp_path / "t.safetensors")
+        status, printed, _ = lottery("export", path, "--out", tmp_path / "m.npz")
+        assert status == 0 and "Difference" in printed
+        assert ("class" in printed) == is_said
+
+
 def test_a_network_becomes_smaller(lottery, small_run, tmp_path):
     import keras
 
