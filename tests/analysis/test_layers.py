@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis.extra import numpy as hnp
 
 from lottery import config, files, masks, weights
-from lottery.analysis import curves, inputs, layers, overlaps
+from lottery.analysis import curves, inputs, kernels, layers, overlaps
 from lottery.errors import LotteryError
 from lottery.models.architecture import describe
+from lottery.models.graph import DescribedLayer
 from lottery.runs import store
 from lottery.runs.stored import stored_rounds
 from lottery.statistics import results
@@ -201,6 +202,14 @@ def test_a_configuration_that_is_none_is_left_out(tmp_path, architecture):
     if "keras" in architecture:
         with pytest.raises(LotteryError, match="Matching needs a chain"):
             overlaps.table(run, 0, matched=True)
+
+
+@pytest.mark.parametrize(("own", "equation", "shape"), [("kernel", "x,ab->x", (6, 1)), ("bias", "ab,bc->ac", (2, 3))])
+def test_axes_that_an_equation_does_not_tell_apart(own, equation, shape):
+    layer = DescribedLayer("EinsumDense", {"equation": equation})
+    mask = np.arange(6).reshape(2, 3) % 4 > 0
+    found, groups = kernels.arranged(f"dense/{own}", mask, {"dense": layer})
+    assert found.shape == shape and groups == 1 and found.ravel().tolist() == mask.ravel().tolist()
 
 
 def test_degrees_of_a_run_add_up(small_run):
