@@ -22,8 +22,8 @@ def ls(out: Out = Path("runs"), *, as_data: output.AsData) -> None:
     """List the runs of a folder."""
     from lottery.runs import store
 
-    rows = []
-    for path in store.runs(out):
+    rows, found = [], store.runs(out)
+    for path in found:
         try:
             experiment = store.read_experiment(path)
         except LotteryError as error:
@@ -36,10 +36,10 @@ def ls(out: Out = Path("runs"), *, as_data: output.AsData) -> None:
             "replicates": experiment.run.num_replicates, "rounds": experiment.prune.num_rounds + 1,
             "networks_stored": stored, "networks_wanted": wanted,
         })  # fmt: skip
-    if not rows and not as_data:
+    if not found and not as_data:
         output.say(f"There are no runs in {str(out)!r}; `lottery run` makes one.", file=sys.stderr)
-        return
-    output.rows(rows, as_data, leave_out=("model", "data", "rounds"))
+    if rows or as_data:
+        output.rows(rows, as_data, leave_out=("model", "data", "rounds"))
 
 
 def show(

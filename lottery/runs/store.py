@@ -258,7 +258,10 @@ def read_record(folder: Path) -> dict[str, Any]:
     values = files.read_json(path)
     # Before the checksum, which another version may compute in another way.
     if values.get("format") != FORMAT:
-        raise LotteryError(f"{str(path)!r} has format {str(values.get('format'))[:80]!r}; this version reads {FORMAT}.")
+        raise LotteryError(
+            f"{str(path)!r} has format {str(values.get('format'))[:80]}, and this version of lottery reads {FORMAT}; "
+            "install the version that wrote it."
+        )
     if values.get("record_sha256") != _digest_of(values):
         raise _damaged(path)
     record = records.of_round(values, path)

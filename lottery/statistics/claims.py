@@ -63,7 +63,7 @@ class Claim(Section, strict=False):
             return f"± {self.within:g}"
         if not self.at_least:
             return "> 0"
-        return f"≥ {self.at_least:.3g} times" if self.what == "early stop" else f"≥ {self.at_least:+g}"
+        return f"≥ {self.at_least:.3g} times" if self.what == "early stop" else f"≥ {formatted(self.at_least, '+g')}"
 
     @property
     def numbers(self) -> list[int]:
