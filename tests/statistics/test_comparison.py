@@ -121,7 +121,7 @@ def test_runs_of_different_metrics_are_refused(small_run, tmp_path):
     path = other / "environment.json"
     store.write_record(path, store.read_environment(other) | {"accuracy": "top_2_accuracy"})
     for compare in (comparison.tables, aggregates.scores):
-        with pytest.raises(LotteryError, match="measures 'accuracy' and .*other' 'top_2_accuracy', so nothing"):
+        with pytest.raises(LotteryError, match="measures 'accuracy', and .*other' 'top_2_accuracy': they cannot"):
             compare([small_run.path, other])
 
 
