@@ -12,7 +12,7 @@ from lottery.figures import sheets, style
 from lottery.figures.record import Analysis, NothingToDraw
 from lottery.report.reported import ReportedRun
 from lottery.runs.stored import stored_rounds
-from lottery.statistics.metric import TICKET, Metric, metric_of, of_tickets
+from lottery.statistics.metric import TICKET, metric_of, of_tickets
 
 MOST = 150_000  # counts of the first layer on a page, of at most four characters each
 _DOTS = 72  # units of an SVG to the inch
@@ -49,22 +49,23 @@ def drawn(run: ReportedRun) -> tuple[dict[str, list[Figure]], dict[str, list[str
 
 
 def together(runs: Sequence[ReportedRun]) -> list[Figure]:
-    """Draw the tickets of several runs: their accuracy, and in a figure of its own the loss of those without one."""
-    groups: dict[Metric, list[ReportedRun]] = {}
+    """Draw the tickets of several runs, those of each accuracy, and of the loss without one, in a figure of its own."""
+    groups: dict[str, list[ReportedRun]] = {}
     for run in runs:
-        groups.setdefault(metric_of(run.rows), []).append(run)
-    return [_side_by_side(group, metric, len(groups) == 1) for metric, group in groups.items()]
+        measured = "no accuracy" if metric_of(run.rows).is_loss else run.environment.get("accuracy", "an accuracy")
+        groups.setdefault(measured, []).append(run)
+    return [_side_by_side(group, measured, len(groups) == 1) for measured, group in groups.items()]
 
 
-def _side_by_side(runs: Sequence[ReportedRun], metric: Metric, are_all: bool) -> Figure:
-    """Draw the tickets of runs with the same metric."""
+def _side_by_side(runs: Sequence[ReportedRun], measured: str, are_all: bool) -> Figure:
+    """Draw the tickets of runs that measure the same."""
     import pandas as pd
 
     some = runs[: len(style.STYLES)]
     tickets = [of_tickets(run.rows).assign(branch=run.label) for run in some]
     which = "all runs"
     if not are_all:
-        which = f"the runs that measure {'no' if metric.is_loss else 'an'} accuracy"
+        which = f"the runs that measure {measured}"
     if len(some) < len(runs):
         which = f"the first {len(some)} of {which}"
     rows = pd.concat(tickets, ignore_index=True)

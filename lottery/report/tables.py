@@ -175,11 +175,11 @@ def side_by_side(runs: Sequence[ReportedRun]) -> TextTable:
 
 
 def same_rounds(runs: Sequence[ReportedRun]) -> list[TextTable | str]:
-    """Compare the tickets of runs at the same densities, among those with the same data and seed; or say why not."""
+    """Compare the tickets of runs at the same densities, among those that have pairs; or say why not."""
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for run in runs:
-        # Replicates are pairs only where they see the same data in the same order.
-        key = run.environment.get("data_sha256"), run.experiment.run.seed
+        # Replicates are pairs only where they see the same data in the same order, and are measured alike.
+        key = run.environment.get("data_sha256"), run.experiment.run.seed, run.environment.get("accuracy")
         groups.setdefault(key, {})[run.label] = run.rows
     found: list[TextTable | str] = []
     for group in groups.values():
@@ -191,5 +191,5 @@ def same_rounds(runs: Sequence[ReportedRun]) -> list[TextTable | str]:
         except LotteryError as error:
             found.append(str(error))
     if len(groups) > 1:
-        found.append("Runs with other data or another seed have no pairs to compare.")
+        found.append("Runs with other data, another seed or another metric have no pairs to compare.")
     return found

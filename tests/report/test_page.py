@@ -183,6 +183,17 @@ def test_runs_without_an_accuracy_have_a_figure_of_their_own(small_run):
     assert both.caption.startswith("The tickets of all runs. ")
 
 
+def test_runs_of_other_accuracies_are_neither_compared_nor_drawn_together(small_run):
+    run = made(small_run)
+    other = made(small_run, label="other", environment={**run.environment, "accuracy": "top_2_accuracy"})
+    first, second = figures.together([run, other])
+    assert first.caption.startswith("The tickets of the runs that measure an accuracy. ")
+    assert second.caption.startswith("The tickets of the runs that measure top_2_accuracy. Test accuracy")
+    sentence = "Runs with other data, another seed or another metric have no pairs to compare."
+    assert tables.same_rounds([run, other]) == [sentence]
+    assert sentence not in tables.same_rounds([run, made(small_run, label="other")])
+
+
 def test_facts_that_only_one_of_several_runs_has_are_listed(small_run):
     """As those of a classification beside a regression."""
     one, other = made(small_run), made(small_run)
