@@ -134,8 +134,9 @@ def instability(barriers: Table, ax: Any = None, over: str = "density", batch_no
     ax = style.new_or(ax)
     drawn = _sorted(spread, line)
     for index, (color, marker, _) in zip(drawn, style.in_order(len(drawn)), strict=True):
-        for name in _sorted(spread, "split"):
-            of = spread[(spread[line] == index) & (spread["split"] == name)]
+        own = spread[spread[line] == index]
+        for name in _sorted(own, "split"):
+            of = own[own["split"] == name]
             look = (color, marker, _DASHES[name])
             style.bars(ax, of[over], of, look, f"{line} {index}, {name}", first=name == "test")
     style.reference(ax, STABLE, f"stable under {100 * STABLE:g} %", ":")

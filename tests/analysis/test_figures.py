@@ -661,6 +661,15 @@ def test_classes_have_as_many_ticks_as_have_room(rng, num, fewest, most):
     assert fewest <= len(ticks) <= most and all(tick == int(tick) for tick in ticks)
 
 
+@pytest.mark.parametrize(("over", "missing"), [("density", "step 500, train"), ("step", "round 7, train")])
+def test_the_legend_of_barriers_has_no_line_that_was_not_measured(rng, over, missing):
+    """As with --test-only for some rounds or steps."""
+    barriers = connectivity.barriers(points_table(rng).query("split == 'test' or round == step == 0"))
+    texts = [text.get_text() for text in plots.instability(barriers, axes(), over).get_legend().get_texts()]
+    assert missing not in texts and missing.replace("train", "test") in texts
+    assert sum(text.endswith(", train") for text in texts) == 1
+
+
 @pytest.mark.parametrize("kind", ["accuracy", "early_stop", "speed"])
 def test_a_branch_whose_name_begins_with_an_underscore_is_in_the_legend(rng, kind):
     """As of a private function of the user's."""

@@ -791,6 +791,8 @@ def look_at_instability(figure: Figure, files: Files, over: str = "density") -> 
     figure.line(stable, [0, 1], [0.02, 0.02], "stable")
     for value, split in itertools.product(evenly(points[line], 6), splits):
         part = points[(points[line] == value) & (points["split"] == split)]
+        if part.empty:  # this split was left out
+            continue
         places = [(index, value) if over == "density" else (value, index) for index in sorted(set(part[other]))]
         values = [_barriers(files.errors(index, step, split)) for index, step in places]
         densities = [files.density(files.path_replicates(*place)) for place in places]
