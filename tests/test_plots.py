@@ -231,6 +231,7 @@ def test_axes_in_per_cent(small_run):
     classes = plots.read(small_run.path, "classes").assign(density=lambda table: 0.512 * 1e-4 ** (table["round"] - 1))
     ax = plots.drawn(classes, "classes", axis="percent").axes[0]
     assert ax.get_ylabel() == "test accuracy, ticket − dense (points)"
+    assert [ax.yaxis.get_major_formatter()(value) for value in (-0.25, -0.0)] == ["−25", "0"]
     assert legend(ax)[1:4] == ["density 51.2 %", "density 0.00512 %", "density 5.12e-07 %"]
     ax = plots.drawn(plots.read(small_run.path, "layers"), "layers", axis="percent").axes[0]
     assert ax.get_ylabel() == "each weight kept (%)" and ax.yaxis.get_major_formatter()(0.5) == "50"

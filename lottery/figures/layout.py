@@ -7,6 +7,7 @@ from typing import Any
 
 from lottery.figures import style
 from lottery.figures.sheets import Sheet, new_figure
+from lottery.formatting import formatted
 from lottery.text_tables import Table
 
 
@@ -151,7 +152,7 @@ def in_per_cent(ax: Any) -> bool:
             for panel in (ax, *ax.child_axes):
                 own = panel.xaxis if axis is ax.xaxis else panel.yaxis
                 # Six digits: 100 times 0.07 is 7.000000000000001.
-                own.set_major_formatter(lambda value, _: f"{100 * value:.6g}")
+                own.set_major_formatter(lambda value, _: formatted(100 * value, ".6g"))
             found = True
     legend = ax.get_legend()
     if found and legend is not None:
