@@ -64,7 +64,7 @@ def connect(
             session.note("The network has no BatchNormalization, so there are no statistics to recompute.")
         sibling_training.check_networks(wanted)
         line = replace(line, recompute=recomputes)
-        evaluations = sibling_paths.evaluations_on(prepared)
+        evaluations = sibling_paths.evaluations_on(prepared, line.test_only)
         unmeasured = [pair for pair in wanted if not sibling_paths.is_measured(pair, line, evaluations)]
         if not unmeasured:
             session.note(f"All {len(wanted)} paths of {path} are complete.")

@@ -1,5 +1,6 @@
 """The path between two siblings: both are trained where they are missing, and the networks between them evaluated."""
 
+import functools
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
@@ -28,7 +29,8 @@ def measuring(line: Line, pairs: Mapping[NetworkId, Siblings], training: Trainin
     if line.recompute:
         batches = interpolation.training_batches(prepared.data)
         recompute = interpolation.recomputed(prepared.trainer.loop.model, batches)
-    evaluations = evaluations_on(prepared)
+    # Functions that are made again would be traced again.
+    evaluations = functools.cache(functools.partial(evaluations_on, prepared))
 
     def say(pair: Siblings, text: str) -> None:
         place = f"Replicate {pair.replicate}, round {pair.round}, step {pair.step}"
@@ -39,8 +41,7 @@ def measuring(line: Line, pairs: Mapping[NetworkId, Siblings], training: Trainin
         sibling_training.train_pair(own, pair)
         whole = _with_stored(line, pair)
         say(pair, f"measuring the error at {whole.num_points} points of the line")
-        chosen = {split: evaluations[split] for split in splits(whole, evaluations)}
-        trainer = prepared.trainer
+        chosen, trainer = evaluations(whole.test_only), prepared.trainer
         first, second = (pair.network(order) for order in ORDERS)
         trainer.set_masks(first.masks, first.weights)
         points = interpolation.path(
@@ -52,27 +53,25 @@ def measuring(line: Line, pairs: Mapping[NetworkId, Siblings], training: Trainin
     return train
 
 
-def evaluations_on(prepared: Prepared) -> dict[str, Callable[[], Logs]]:
+def evaluations_on(prepared: Prepared, test_only: bool) -> dict[str, Callable[[], Logs]]:
     """Make the functions that evaluate a network, by split: train and test, or test alone if training data do not end.
 
-    A data set of unknown length counts as endless if it has more batches than a training has steps.
+    A data set of unknown length counts as endless if it has more batches than a training has steps; to tell, it is
+    read, unless only the test split is asked for.
     """
     loop, data = prepared.trainer.loop, prepared.data
     found = {"test": loop.evaluations["test"]}
+    if test_only:
+        return found
     if isinstance(data, Splits) or _is_finite(data.train(), prepared.experiment.train.num_steps):
         found = {**evaluations_of(loop.model, data, ("train",), loop.examined.test_logs), **found}
     return found
 
 
-def splits(line: Line, evaluations: Collection[str]) -> list[str]:
-    """List the splits to measure on a line, of those that can be evaluated."""
-    return ["test"] if line.test_only else list(evaluations)
-
-
-def is_measured(pair: Siblings, line: Line, evaluations: Collection[str]) -> bool:
+def is_measured(pair: Siblings, line: Line, splits: Collection[str]) -> bool:
     """Check if both siblings are stored, and the path between them has the splits and as many points or more."""
     record = _stored(pair, line)
-    if record is None or not set(splits(line, evaluations)) <= set(record["splits"]):
+    if record is None or not set(splits) <= set(record["splits"]):
         return False
     return record["num_points"] >= line.num_points
 

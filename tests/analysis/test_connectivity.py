@@ -635,6 +635,9 @@ def test_data_sets_in_one_order_are_refused_and_endless_ones_tested(tmp_path, mo
         assert sibling_paths._is_finite(dataset, 10) == finite
     assert not sibling_paths._is_finite(train.unbatch().batch(20), 9)
     assert not sibling_paths._is_finite(train.repeat().unbatch().batch(20), 10)
+    monkeypatch.setattr(sibling_paths, "_is_finite", None)  # reads training data
+    connect(run, [0], model=linear, data=data, num_points=POINTS + 2, test_only=True)
+    assert connectivity.points(run.path)["split"].tolist() == ["test"] * (POINTS + 2)
 
     model = keras.Sequential([keras.Input((6,)), keras.layers.BatchNormalization()])
     interpolation.recomputed(model, interpolation.training_batches(lottery.data.given(data, run.experiment.data)))()
