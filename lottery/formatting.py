@@ -168,6 +168,6 @@ def formatted(value: float, form: str) -> str:
     text = f"{value:{form}}"
     if not text.startswith("-"):
         return text
-    is_zero = not re.search("[1-9]", text)
+    is_zero = not re.search("[1-9]|inf", text)
     sign = "−" if not is_zero else "+" if "+" in form else ""
     return sign + text[1:]

@@ -19,6 +19,7 @@ def test_an_interval_across_zero_shows_both_signs():
 def test_what_rounding_leaves_of_nothing_is_zero():
     assert formatting.column([float(np.mean([0.1, 0.2, -0.3])), 0.5]) == ["0.0000", "0.5000"]
     assert formatting.number(1e-14) == "1.0e-14"
+    assert formatting.formatted(-float("inf"), "+.2f") == "−inf"
 
 
 def test_a_small_negative_number_has_a_minus_sign_too():
