@@ -170,13 +170,11 @@ def is_squashing(layer: Any) -> bool:
     return name in ACTIVATIONS and ACTIVATIONS[name].is_squashing
 
 
-def ends_linear(model: Any) -> bool:
+def ends_linear(layer: Any) -> bool:
     """Check if all outputs of a model are known to come from layers with weights and without an activation."""
-    layers = list(last_layers(model))
-    return bool(layers) and all(
-        facts_of(class_name(layer)).effect == WEIGHTED and getattr(layer.activation, "__name__", "") == "linear"
-        for layer in layers
-    )
+    if is_graph(layer):
+        return all(inner is not layer and ends_linear(inner) for inner, _ in _makers(layer.outputs))
+    return facts_of(class_name(layer)).effect == WEIGHTED and getattr(layer.activation, "__name__", "") == "linear"
 
 
 @dataclass(frozen=True)

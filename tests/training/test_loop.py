@@ -320,6 +320,15 @@ def test_the_loss_follows_from_what_the_outputs_are():
     model = keras.Sequential([keras.Input((6,)), keras.Sequential([small])])
     compiling.compile_model(model, SETTINGS, example)
     assert model.loss.get_config()["from_logits"]
+
+    class Squashed(keras.Sequential):
+        def call(self, inputs, training=None, mask=None):
+            return keras.ops.softmax(super().call(inputs, training=training))
+
+    squashed = Squashed([keras.Input((6,)), keras.layers.Dense(3)])
+    for model in (keras.Sequential([keras.Input((6,)), squashed]), squashed):
+        compiling.compile_model(model, SETTINGS, example)
+        assert not model.loss.get_config()["from_logits"]
     several = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, "sigmoid")])
     with pytest.raises(LotteryError, match="neither logits nor probabilities"):
         compiling.compile_model(several, SETTINGS, example)
