@@ -9,7 +9,7 @@ import numpy as np
 from lottery import randomness, weights
 from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
-from lottery.models.kerases import evaluating, tf, traced_call
+from lottery.models.kerases import evaluating, is_keras, tf, traced_call
 
 NUM_EXAMPLES = 8  # in the batch on which a model is examined, unless the model fixes the size of its batches
 PADDING = 4  # zeros on each side of an image that is cropped
@@ -171,8 +171,9 @@ def check_data(model: Any, data: Splits, batch_size: int, example: Any, num_scor
     with fitting(model.name):
         outputs = model(example, training=False)
     if hasattr(outputs, "shape"):  # a dict or a list is taken apart by the loss
-        config_of: Any = getattr(loss, "get_config", dict)  # a name or a function has none
-        _check_labels(data, outputs.shape[1:], config_of().get("ignore_class"))
+        # A class of the user's own may have no configuration, and a name, a function or a class itself has none.
+        ignored = loss.get_config().get("ignore_class") if is_keras(type(loss)) else getattr(loss, "ignore_class", None)
+        _check_labels(data, outputs.shape[1:], ignored)
 
 
 def _check_sizes(data: Splits, size: int, sizes: Mapping[str, int | None], stateful: Sequence[str]) -> None:

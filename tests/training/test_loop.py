@@ -1,3 +1,5 @@
+import importlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -285,6 +287,23 @@ def test_labels_of_a_class_that_the_loss_ignores_are_taken(ignored):
             other = data.split(dict(zip(data.KEYS, (x, y + 1, x, y), strict=True)), data.Data(validation=20))
             with pytest.raises(LotteryError, match="labels must be 0 to 2"):
                 examples.check_data(model, other, 20, x[:4])
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_labels_are_checked_for_a_loss_without_a_configuration(library):
+    library = importlib.import_module(library)
+
+    class SparseCategoricalCrossentropy(library.losses.Loss):
+        def get_config(self):
+            raise NotImplementedError
+
+    x, y = toy_arrays(np.random.default_rng(3))[:2]
+    splits = data.split(dict(zip(data.KEYS, (x, y + 1, x, y), strict=True)), data.Data(validation=20))
+    for loss in (library.losses.SparseCategoricalCrossentropy, SparseCategoricalCrossentropy()):
+        model = library.Sequential([library.layers.InputLayer((6,)), library.layers.Dense(3)])
+        model.compile("sgd", loss)
+        with pytest.raises(LotteryError, match="labels must be 0 to 2"):
+            examples.check_data(model, splits, 20, x[:4])
 
 
 @pytest.mark.parametrize("pixels", data.PIXELS)
