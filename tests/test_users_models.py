@@ -237,6 +237,35 @@ def test_a_loss_is_the_mean_of_all_examples_however_a_step_reports_it(report):
     assert 0.1 < float(compiled.advance(5)["loss"]) < 5
 
 
+@pytest.mark.parametrize("num_hits", [0, 3])
+def test_numbers_of_a_first_batch_that_are_alike_by_chance_are_not_taken_for_each_other(num_hits):
+    import keras
+
+    from lottery.training import examples, loop
+
+    first = examples.NUM_EXAMPLES
+
+    class Own(keras.Sequential):
+        def test_step(self, data):
+            super().test_step(data)  # its metrics are of clean examples
+            num = keras.ops.shape(data[0])[0]
+            self.found.update_state(keras.ops.where(num == first, 0.0, 1.0))
+            robust = keras.ops.where(num == first, num_hits / first, 0.25)
+            return {"loss": keras.ops.cast(num, "float32"), "accuracy": robust, "found": self.found.result()}
+
+    model = Own([keras.Input((6,)), keras.layers.Dense(3, kernel_initializer="zeros")])
+    model.found = keras.metrics.Sum(name="sum")
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    arrays = toy_arrays(np.random.default_rng(3), num_test=2000)  # in two batches
+    splits = data.split(dict(zip(data.KEYS, arrays, strict=True)), data.Data(validation=60))
+    # The network answers 0 for all, so as many of the first batch as there are labels 0 are hits.
+    splits.train.y[:first] = np.arange(first) >= num_hits
+    compiled = loop.compile_loop(model, splits, Train(batch_size=20, num_steps=5, jit_compile=False))
+    logs = compiled.evaluations["test"]()
+    assert float(logs["accuracy"]) == pytest.approx(0.25)
+    assert float(logs["found"]) == 2
+
+
 def test_steps_that_change_weights_behind_the_optimiser_are_found_out(tmp_path):
     import keras
     import tensorflow as tf

@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -191,12 +191,14 @@ def examine(model: Any, example: tuple[Any, Any]) -> Examined:
     with fitting(model.name), mirrored.scope(mirrored.strategy_of(model)):
         # Both create variables, metrics and slots. Created later, while the loop is traced, they would not be reset.
         model.reset_metrics()
-        test_logs = _reported(model, "test_step", mirrored.on_each(model, model.test_step, example))
+        evaluate = functools.partial(mirrored.on_each, model, model.test_step, example)
+        test_logs = _reported(model, "test_step", evaluate(), evaluate)
         _check_evaluation(model)
         _build_optimizer(model)
         with _updating_one_weight(model):
             step = traced(lambda batch: mirrored.on_each(model, model.train_step, batch), example)
-        train_logs = _reported_in_training(model, step, example)
+        take = functools.partial(step, example)
+        train_logs = _reported(model, "train_step", step.structured_outputs, take, step.graph.variables)
     used = operations(step)
     return Examined(
         train_logs=train_logs,
@@ -319,14 +321,6 @@ def _numbers(logs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in flat(logs).items() if shapes[name].rank in (0, None)}
 
 
-def _reported_in_training(model: Any, step: Any, example: tuple[Any, Any]) -> Reported:
-    if _is_told_by_names(model, "train_step"):
-        return _reported(model, "train_step", step.structured_outputs)
-    model.reset_metrics()
-    with put_back(step.graph.variables):
-        return _reported(model, "train_step", step(example))
-
-
 def _is_told_by_names(model: Any, step: str) -> bool:
     """Check if a step reports the model's metrics if their names are those that it reports, as Keras' own steps do."""
     is_own = not all(is_keras(getattr(type(model), name)) for name in (step, "compute_metrics"))
@@ -334,8 +328,11 @@ def _is_told_by_names(model: Any, step: str) -> bool:
     return not is_own or mirrored.strategy_of(model) is not None
 
 
-def _reported(model: Any, step: str, logs: Any) -> Reported:
-    """Tell what a step, the first since metrics were reset, has reported of the model's metrics and what of its own."""
+def _reported(model: Any, step: str, logs: Any, take: Callable[[], Any], touched: Iterable[Any] = ()) -> Reported:
+    """Tell what a step has reported of the model's metrics and what of its own.
+
+    `take` takes it once more, and changes the variables `touched`, which are put back.
+    """
     if not isinstance(logs, dict):
         raise LotteryError(f"The model's {step} must return a dict of what it reports, not {type(logs).__name__}.")
     logs = _numbers(logs)
@@ -343,12 +340,21 @@ def _reported(model: Any, step: str, logs: Any) -> Reported:
         if set(logs) == set(_numbers(model.get_metrics_result())):
             return Reported((), {name: name for name in logs})
         return Reported(tuple(logs), {})
-    # A name alone tells nothing: a step may report a loss of its own beside a metric "loss" that it never updates.
-    updated = [metric for metric in model.metrics if any(np.any(np.asarray(value)) for value in metric.variables)]
-    results = flat({metric.name: metric.result() for metric in updated})
-    of_metrics = {}
+    # A name alone tells nothing: a step may report a loss of its own beside a metric "loss" that it never updates. Nor
+    # does a value after the first batch, of which another metric may make the same; so metrics begin at odd values.
+    metrics = [metric for metric in model.metrics if metric.variables]  # those that are built
+    own = [variable for metric in metrics for variable in metric.variables]
+    rng, of_metrics = np.random.default_rng(0), {}
+    with put_back([*own, *touched]), randomness.put_back():
+        for variable in own:
+            if tf.as_dtype(variable.dtype).is_floating:
+                value = np.asarray(variable)
+                variable.assign(value + rng.uniform(1, 2, value.shape).astype(value.dtype))
+        logs = _numbers(take())
+        results = _numbers({metric.name: metric.result() for metric in metrics})
     for name, value in logs.items():
-        same = [key for key, result in results.items() if np.array_equal(np.asarray(value), np.asarray(result))]
+        # A graph may round otherwise than the same operations one by one.
+        same = [key for key in results if np.allclose(value, results[key], rtol=1e-6, atol=0, equal_nan=True)]
         keys = [key for key in same if key == name] or [key for key in same if key not in logs]
         if keys:
             of_metrics[name] = keys[0]
