@@ -159,19 +159,20 @@ def optimizer(keras: Any, settings: Train, schedule_step: Any = None) -> Any:
 class Reported(NamedTuple):
     """Names that a step reports."""
 
-    own: tuple[str, ...]  # of numbers that it has computed for its batch
+    names: tuple[str, ...]  # in its order: of several accuracies the first counts
     of_metrics: Mapping[str, str]  # of results of metrics, which add up batches; by each, the name of the metric
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """All of them."""
-        return (*self.of_metrics, *self.own)
+    def own(self) -> tuple[str, ...]:
+        """Those of numbers that the step has computed for its batch."""
+        return tuple(name for name in self.names if name not in self.of_metrics)
 
-    def results(self, model: Any) -> dict[str, Any]:
-        """Return the results of the metrics, over all batches since they were reset."""
+    def results(self, model: Any, means: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the results of the metrics, over all batches since they were reset, with the means of own numbers."""
         # Keras 3.15 has no results of compiled metrics that no step updates.
         found = model.get_metrics_result() if self.of_metrics else {}
-        return {name: found[metric] for name, metric in self.of_metrics.items()}
+        of_metrics = {name: found[metric] for name, metric in self.of_metrics.items()}
+        return {name: of_metrics[name] if name in of_metrics else means[name] for name in self.names}
 
 
 @dataclass(frozen=True)
@@ -338,7 +339,7 @@ def _reported(model: Any, step: str, logs: Any, take: Callable[[], Any], touched
     logs = _numbers(logs)
     if _is_told_by_names(model, step):
         if set(logs) == set(_numbers(model.get_metrics_result())):
-            return Reported((), {name: name for name in logs})
+            return Reported(tuple(logs), {name: name for name in logs})
         return Reported(tuple(logs), {})
     # A name alone tells nothing: a step may report a loss of its own beside a metric "loss" that it never updates. Nor
     # does a value after the first batch, of which another metric may make the same; so metrics begin at odd values.
@@ -358,6 +359,6 @@ def _reported(model: Any, step: str, logs: Any, take: Callable[[], Any], touched
         keys = [key for key in same if key == name] or [key for key in same if key not in logs]
         if keys:
             of_metrics[name] = keys[0]
-    reported = Reported(tuple(name for name in logs if name not in of_metrics), of_metrics)
-    reported.results(model)  # refuses here what it would refuse in the loop
+    reported = Reported(tuple(logs), of_metrics)
+    reported.results(model, logs)  # refuses here what it would refuse in the loop
     return reported

@@ -151,7 +151,7 @@ def _repeater(model: Any, reported: compiling.Reported) -> Callable[..., Logs]:
             body(tf.constant(0))
         # Metrics of Keras 3.15 and tf_keras 2.21, with the loss, add up in variables over all steps since the reset.
         means = {name: total / tf.cast(before + num_steps, tf.float32) for name, total in sums.items()}
-        return reported.results(model) | means
+        return reported.results(model, means)
 
     return repeat
 
@@ -280,7 +280,7 @@ def _over_arrays(model: Any, scaled: Callable[[Any], Any], reported: compiling.R
         for name in reported.own:
             before = logs[name] * in_whole if num_whole else 0.0
             means[name] = (before + tf.cast(last[name], tf.float32) * rest) / num_examples
-        return reported.results(model) | means
+        return reported.results(model, means)
 
     return evaluate
 
@@ -302,7 +302,7 @@ def _over_stream(model: Any, make: Callable[[], Any], reported: compiling.Report
             num_examples += size
             for name in reported.own:
                 sums[name] += size * float(logs[name])
-        return reported.results(model) | {name: total / num_examples for name, total in sums.items()}
+        return reported.results(model, {name: total / num_examples for name, total in sums.items()})
 
     return evaluate
 
