@@ -187,8 +187,9 @@ def _collect(layer: Any, prefix: str, named: dict[str, Any], seen: set[int]) -> 
 def _own_name(variable: Any, layer: Any) -> str:
     """Return a variable's name within its layer, in tf_keras as in Keras 3."""
     own = variable.name.split(":")[0].rsplit("/", 1)[-1]
-    # Keras 3.15 numbers the variables of a process that are given no name; tf_keras calls them all "Variable".
-    own = re.sub(r"^[vV]ariable(_\d+)?$", "variable", own)
+    # Keras 3.15 numbers the variables of a process that are given no name. tf_keras calls them all "Variable", and runs
+    # of earlier versions are stored with that name.
+    own = re.sub(r"^variable_\d+$", "variable", own)
     is_depthwise = type(layer).__name__ in ("DepthwiseConv1D", "DepthwiseConv2D")
     return "kernel" if is_depthwise and own == "depthwise_kernel" else own
 

@@ -99,7 +99,8 @@ def test_weights_without_names_are_named_alike_in_each_model(library):
 
     for _ in range(2):
         model = library.Sequential([library.layers.InputLayer((3,)), Nameless(), Nameless()])
-        first, second = "nameless/variable", "nameless_1/variable"
+        own = "Variable" if library.__name__ == "tf_keras" else "variable"  # what earlier runs are stored with
+        first, second = f"nameless/{own}", f"nameless_1/{own}"
         assert list(weights.prunable(model)) == [first, f"{first}_1", second, f"{second}_1"]
 
 
