@@ -127,6 +127,7 @@ def record(run: Path, experiment: config.Experiment, prepared: Prepared, num_thr
             "deviation": data.standard_deviation.tolist(),
             "unit_norm": data.unit_norm,
         }
+    measured = {} if prepared.accuracy in (None, *ACCURACIES) else {"accuracy": prepared.accuracy}
     if stored := store.read_environment(run):
         check_data(run, data.fingerprint)
         if (stored.get("scaling") is None) != (scaling is None):
@@ -135,6 +136,8 @@ def record(run: Path, experiment: config.Experiment, prepared: Prepared, num_thr
                 "numbers; start a new run."
             )
         check_devices(run, model)
+        if measured and "accuracy" not in stored:  # an earlier version began the run
+            store.write_record(run / "environment.json", stored | measured)
         notes = [f"The run started with {other}, so bits may differ." for other in differences(stored)]
         return ["This run was started before; it resumes where it stopped.", *notes]
     name = experiment.model.name if networks.is_built_in(experiment.model.name) else None
@@ -151,14 +154,13 @@ def record(run: Path, experiment: config.Experiment, prepared: Prepared, num_thr
         "architecture": architecture.describe(model, name),
         "not_pruned": weights.unprunable(model),
         "uses": multiply_adds.per_entry(model),
+        **measured,
     }
     # Who reads masks of units later may not have the model.
     if units := prepared.plan.units:
         now["units"] = units
     if observed := prepared.observe():
         now["observed"] = observed
-    if prepared.accuracy not in (None, *ACCURACIES):
-        now["accuracy"] = prepared.accuracy
     if prepared.cautions:
         now["cautions"] = list(prepared.cautions)
     store.write_record(run / "environment.json", now)

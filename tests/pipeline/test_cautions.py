@@ -110,6 +110,10 @@ def test_another_metric_that_is_called_accuracy_is_named(tmp_path):
     assert any(note.startswith("The model's 'top_2_accuracy' is taken for its accuracy") for note in found.notes)
     environment.record(tmp_path, found.experiment, found, 1)
     assert store.read_environment(tmp_path)["accuracy"] == "top_2_accuracy"
+    written = store.read_environment(tmp_path)
+    store.write_record(tmp_path / "environment.json", {key: written[key] for key in written if key != "accuracy"})
+    environment.record(tmp_path, found.experiment, found, 1)  # as where an earlier version began the run
+    assert store.read_environment(tmp_path) == written
 
 
 def test_a_network_that_learnt_nothing_gets_no_verdict(tmp_path):
