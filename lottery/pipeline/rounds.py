@@ -50,16 +50,17 @@ class Chain:
         self._steps = sorted({self.experiment.rewind.step, *training.states} - {0})
         self._seen: dict[str, np.ndarray] = {}  # by step and name
         # The rounds of a run are compared with each other, so all are pruned by the same definition.
-        run, criterion = training.path, self.experiment.prune.criterion
+        run, prune = training.path, self.experiment.prune
         stored = [
             store.round_path(run, number, 1)
             for number in store.replicates(run, self.experiment)
             if store.is_stored(run, number, 1)
         ]
-        if not all(criteria.is_current(criterion, store.read_record(folder)) for folder in stored):
+        records = [store.read_record(folder) for folder in stored]
+        if not all(criteria.is_current(prune.criterion, prune.iterative, record) for record in records):
             raise LotteryError(
-                f"The rounds of {str(run)!r} were pruned by an earlier definition of {criterion}, so more would not "
-                "belong to them; start a run of another name."
+                f"The rounds of {str(run)!r} were pruned by an earlier definition of {prune.criterion}, so more would "
+                "not belong to them; start a run of another name."
             )
 
     def missing(self, last: int) -> range:
@@ -121,7 +122,7 @@ class Chain:
         network = NetworkId(self.replicate, number)
         reached = network_training.dense_loss_step(self.training, network, trained)
         details: dict[str, Any] = {"thresholds": thresholds, "dense_loss_step": reached}
-        definition = criteria.facts(self.experiment.prune.criterion).definition
+        definition = criteria.definition(self.experiment.prune.criterion, self.experiment.prune.iterative)
         if number and definition > 1:
             # Without a first one, so that records of criteria that never changed stay as they were.
             details |= {"definition": definition}

@@ -189,6 +189,7 @@ class Criterion:
     ranks_entries: bool = False  # in steps of its own, so that scores cannot be pooled in groups
     # How often it has been defined anew. Rounds record it, so that masks of two definitions are not taken for one.
     definition: int = 1
+    definition_at_once: int = 1  # the same, for prune.iterative = false, if that is the higher number
     # Raises `LotteryError` if a model and a batch of inputs are not what it can score.
     check_model: Callable[[Any, Any], None] = lambda model, inputs: None
 
@@ -203,8 +204,9 @@ CRITERIA: dict[str, Criterion] = {
     "small_final": Criterion(small_final, is_signed=True),
     "large_init": Criterion(large_init),
     "small_init": Criterion(small_init, is_signed=True),
-    "large_init_large_final": Criterion(large_init_large_final, definition=2),  # by equal percentiles
-    "small_init_small_final": Criterion(small_init_small_final, definition=2),
+    # By equal percentiles; at once, by those of the dense network in each round.
+    "large_init_large_final": Criterion(large_init_large_final, definition=2, definition_at_once=3),
+    "small_init_small_final": Criterion(small_init_small_final, definition=2, definition_at_once=3),
     "magnitude_increase": Criterion(magnitude_increase, is_signed=True),
     "movement": Criterion(movement),
     "random": Criterion(random),
@@ -226,9 +228,15 @@ def facts(name: str) -> Criterion:
     return CRITERIA.get(name) or Criterion(_of_the_caller)
 
 
-def is_current(name: str, record: Mapping[str, Any]) -> bool:
+def definition(name: str, iterative: bool) -> int:
+    """Return the number of a criterion's present definition."""
+    known = facts(name)
+    return known.definition if iterative else max(known.definition, known.definition_at_once)
+
+
+def is_current(name: str, iterative: bool, record: Mapping[str, Any]) -> bool:
     """Return True if the masks of a pruned round, from its record, were made by a criterion's present definition."""
-    return record.get("definition", 1) == facts(name).definition
+    return record.get("definition", 1) == definition(name, iterative)
 
 
 def _of_the_caller(inputs: CriterionInputs) -> dict[str, np.ndarray]:

@@ -103,7 +103,9 @@ def not_repeated(run: Path, again: Recomputation | None = None) -> list[str]:
         found.append("Replicates start from the same weights, so they differ only in the order of the batches.")
     if not plan.is_repeatable(experiment.prune):
         found.append(f"The masks of {criterion} were not computed again, which needs the model and the data.")
-    elif not all(criteria.is_current(criterion, stored.record) for stored in rounds if stored.round):
+    elif not all(
+        criteria.is_current(criterion, experiment.prune.iterative, stored.record) for stored in rounds if stored.round
+    ):
         why = "they were made by an earlier definition of it"
         found.append(f"The masks of {criterion} were not computed again: {why}.")
     labels = {stored.branch for stored in stored_rounds(run)} - {store.TICKET}
@@ -318,7 +320,7 @@ def _wrong_round(stored: StoredRound, before: StoredRound | None, dense: StoredR
         return
     if not plan.is_from_dense(settings) and not masks.is_nested(kept, before.masks):
         yield "A pruned entry has come back."
-    if plan.is_repeatable(settings) and criteria.is_current(settings.criterion, stored.record):
+    if plan.is_repeatable(settings) and criteria.is_current(settings.criterion, settings.iterative, stored.record):
         rng = randomness.generator(experiment.run.seed, replicate, randomness.SCORES, index)
         scored = (before if settings.iterative else dense).weights
         inputs = planned.criterion_inputs(index, dense.start, scored, before.masks, rng)

@@ -569,21 +569,22 @@ def test_each_round_of_synflow_is_pruned_from_the_dense_network(tmp_path):
     assert is_right(chain) == [] and is_right(alone) == []
 
 
-def test_rounds_of_another_definition_are_shown_and_get_no_more(tmp_path):
+@pytest.mark.parametrize(("iterative", "before"), [(True, {}), (False, {"definition": 2})])
+def test_rounds_of_another_definition_are_shown_and_get_no_more(iterative, before, tmp_path):
     """A run from before a criterion was defined anew loads, is not called damaged, and is not continued."""
-    prune = {"criterion": "large_init_large_final", "num_rounds": 2, "rate": 0.5}
+    prune = {"criterion": "large_init_large_final", "num_rounds": 2, "rate": 0.5, "iterative": iterative}
     settings = {"prune": prune, "run": {"num_replicates": 1}}
     run = go(tmp_path, settings)
     assert is_right(run) == [] and verification.not_repeated(run.path) == []
     for index in (1, 2):
         folder = folder_of(run, index=index)
-        stored = {key: value for key, value in record(folder).items() if key != "definition"}
+        stored = {key: value for key, value in record(folder).items() if key != "definition"} | before
         if index == 2:  # other masks, as another definition makes them
             kept = files.read_masks(folder / "masks.safetensors")
-            before = files.read_masks(folder_of(run, index=1) / "masks.safetensors")["dense/kernel"]
+            first = files.read_masks(folder_of(run, index=1) / "masks.safetensors")["dense/kernel"]
             mask = kept["dense/kernel"]
             mask[tuple(np.argwhere(mask)[0])] = False
-            mask[tuple(np.argwhere(before & ~mask)[-1])] = True
+            mask[tuple(np.argwhere(first & ~mask)[-1])] = True
             files.write(folder / "masks.safetensors", files.pack_masks(kept))
             for name in ("weights", "early_stop"):
                 files.write(folder / f"{name}.safetensors", files.pack_arrays(masks.apply(state(folder, name), kept)))
