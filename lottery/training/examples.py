@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -172,7 +172,9 @@ def check_data(model: Any, data: Splits, batch_size: int, example: Any, num_scor
         outputs = model(example, training=False)
     if hasattr(outputs, "shape"):  # a dict or a list is taken apart by the loss
         # A class of the user's own may have no configuration, and a name, a function or a class itself has none.
-        ignored = loss.get_config().get("ignore_class") if is_keras(type(loss)) else getattr(loss, "ignore_class", None)
+        ignored = getattr(loss, "ignore_class", None)
+        if is_keras(type(loss)):
+            ignored = cast(Any, loss).get_config().get("ignore_class")
         _check_labels(data, outputs.shape[1:], ignored)
 
 
