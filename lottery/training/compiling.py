@@ -226,7 +226,8 @@ def _build_optimizer(model: Any) -> None:
 
 def _check_evaluation(model: Any) -> None:
     """Raise `LotteryError` if an evaluation by Keras' own step, which has just been done, has reached no metric."""
-    values = [np.asarray(variable) for metric in model.metrics for variable in metric.variables]
+    # By this method: a variable of tf_keras 2.21 that is mirrored is no array to NumPy.
+    values = [variable.numpy() for metric in model.metrics for variable in metric.variables]
     if is_keras(type(model).test_step) and values and not any(np.any(value) for value in values):
         raise LotteryError(
             "The model's metrics property leaves out the metrics that Keras' own test_step updates, so an evaluation "

@@ -37,14 +37,15 @@ def on_two_devices(*options):
 
 @pytest.fixture(scope="module")
 def some_on_two_devices():
-    """Masks on each device after every step, and a stop and resume; the rest is left to `-m long`."""
-    return on_two_devices("-k", "not tf_keras and (after_every_step and constraint or from_a_checkpoint) or replica")
+    """Masks on each device after every step, a stop and resume, and tf_keras; the rest is left to `-m long`."""
+    few = "not tf_keras and (after_every_step and constraint or from_a_checkpoint) or replica"
+    return on_two_devices("-k", f"{few} or tf_keras and weights_of_one_device")
 
 
 def test_on_two_devices(some_on_two_devices):
     done = some_on_two_devices
     assert done.returncode == 0 and "passed" in done.stdout, done.stdout[-3000:]
-    assert "after_every_step" in done.stdout and "from_a_checkpoint" in done.stdout
+    assert all(name in done.stdout for name in ("after_every_step", "from_a_checkpoint", "tf_keras-sgd"))
 
 
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
