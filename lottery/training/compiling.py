@@ -319,15 +319,17 @@ def flat(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 def _numbers(logs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the single numbers of a report: a list of numbers, as of each class, is no loss and no accuracy."""
-    shapes = {name: tf.TensorShape(getattr(value, "shape", ())) for name, value in flat(logs).items()}
-    return {name: value for name, value in flat(logs).items() if shapes[name].rank in (0, None)}
+    found = flat(logs)
+    shapes = {name: tf.TensorShape(getattr(value, "shape", ())) for name, value in found.items()}
+    return {name: value for name, value in found.items() if shapes[name].rank in (0, None)}
 
 
 def _is_told_by_names(model: Any, step: str) -> bool:
-    """Check if a step reports the model's metrics if their names are those that it reports, as Keras' own steps do."""
-    is_own = not all(is_keras(getattr(type(model), name)) for name in (step, "compute_metrics"))
-    # Each device reports of its share, while metrics add up over devices.
-    return not is_own or mirrored.strategy_of(model) is not None
+    """Check if names are enough to tell that a step reports the model's metrics."""
+    if all(is_keras(getattr(type(model), name)) for name in (step, "compute_metrics")):
+        return True
+    # Each device reports of its share, while metrics add up over devices, so their values differ.
+    return mirrored.strategy_of(model) is not None
 
 
 def _reported(model: Any, step: str, logs: Any, take: Callable[[], Any], touched: Iterable[Any] = ()) -> Reported:

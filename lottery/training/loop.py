@@ -252,9 +252,7 @@ def evaluations_of(
 def _over_arrays(model: Any, scaled: Callable[[Any], Any], reported: compiling.Reported) -> Callable[[Any, Any], Logs]:
     """Make a function of examples and labels; splits of one size share a trace."""
     fixed, num_devices, repeat = examples.fixed_batch(model), mirrored.num_devices(model), _repeater(model, reported)
-
-    def test_step(batch: Any) -> Logs:
-        return mirrored.run(model, lambda share: compiling.flat(model.test_step(share)), batch, reported.own)
+    test_step = _test_step(model, reported)
 
     @tf.function(autograph=False)
     def evaluate(x: Any, y: Any) -> Logs:
@@ -285,12 +283,18 @@ def _over_arrays(model: Any, scaled: Callable[[Any], Any], reported: compiling.R
     return evaluate
 
 
+def _test_step(model: Any, reported: compiling.Reported) -> Callable[[Any], Logs]:
+    """Make the graph's function that evaluates a batch, on all devices, and returns what the model reports of it."""
+
+    def on_share(share: Any) -> Logs:
+        return compiling.flat(model.test_step(share))
+
+    return lambda batch: mirrored.run(model, on_share, batch, reported.own)
+
+
 def _over_stream(model: Any, make: Callable[[], Any], reported: compiling.Reported) -> Callable[[], Logs]:
     """Make a function that evaluates a model on a data set."""
-
-    @tf.function(reduce_retracing=True, autograph=False)
-    def test_step(batch: Any) -> Logs:
-        return mirrored.run(model, lambda share: compiling.flat(model.test_step(share)), batch, reported.own)
+    test_step = tf.function(_test_step(model, reported), reduce_retracing=True, autograph=False)
 
     def evaluate() -> Logs:
         model.reset_metrics()
