@@ -164,15 +164,17 @@ def _show_exported(ticket: Any, saved: Path | None, done: list[Any]) -> None:
 
     # A network that predicts numbers has no classes, and its ticket no accuracy.
     has_classes = not ticket.metrics or ticket.metrics.get("early_stop_test_accuracy") is not None
-    heads = ["format", "file", "bytes", "gzipped", "difference", *(["same class"] if has_classes else [])]
+    compared_by = ["difference", "same class"] if has_classes else ["difference"]
     lines = []
     if saved:
-        lines.append([TICKET, str(saved), *(f"{size:,}" for size in files.sizes(saved)), "", ""])
+        lines.append([TICKET, str(saved), *(f"{size:,}" for size in files.sizes(saved)), *("" for _ in compared_by)])
     for exported in done:
         sizes = [f"{exported.num_bytes:,}", f"{exported.num_gzipped:,}"]
-        compared = [f"{exported.difference:.1g}", f"{exported.agreement:.4f}"]
+        compared = [f"{exported.difference:.1g}"]
+        if has_classes:
+            compared.append(f"{exported.agreement:.4f}")
         lines.append([exported.form, str(exported.path), *sizes, *compared])
-    output.table(TextTable(heads, [line[: len(heads)] for line in lines]), has_rows=False)
+    output.table(TextTable(["format", "file", "bytes", "gzipped", *compared_by], lines), has_rows=False)
     same_class = "Same class: the share of inputs with the same class. " if has_classes else ""
     output.say(
         "Each file was loaded again and compared. Difference: the largest of an output, relative to the largest "
