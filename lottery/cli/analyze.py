@@ -85,7 +85,7 @@ def connectivity(
     recompute: Annotated[
         bool, Option("--recompute-batch-norm", help="Recompute BatchNorm statistics at each point.")
     ] = False,
-    test_only: Annotated[bool, Option("--test-only", help="Leave out the training split; it takes longest.")] = False,
+    test_only: Annotated[bool, Option("--test-only", help="Leave out the training split, often the larger.")] = False,
     workers: options.Workers = None,
     checkpoint_every: options.CheckpointEvery = "60s",
     max_hours: options.MaxHours = None,

@@ -16,8 +16,8 @@ from lottery.models.kerases import is_keras, keras_of, tf
 # A context manager function, as `constraint`: of a model, masks and held values. It yields callbacks for ``fit``.
 Enforcement = Callable[..., AbstractContextManager[list[Any]]]
 
-# By identity, because a tf.Variable cannot be a key.
-_HOLDING: dict[int, str] = {}  # variables of which entries are held now, by identity, with the mode that holds them
+# The mode that holds entries of a variable now, by the variable's identity, because a tf.Variable cannot be a key.
+_HOLDING: dict[int, str] = {}
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ class Line:
     Args:
         num_points: Networks to evaluate on the line, evenly apart, its ends included.
         recompute: Measure BatchNormalization statistics again at each point, in place of interpolating them.
-        test_only: Leave the training split out, which is usually larger and takes most of the time.
+        test_only: Leave the training split out, which is usually the larger.
     """
 
     num_points: int = 30

@@ -39,7 +39,7 @@ class Execution:
                 f"CheckpointInterval(seconds=30), not {every!r}."
             )
         if self.max_hours is not None and not (isinstance(self.max_hours, numbers.Real) and self.max_hours > 0):
-            raise LotteryError(f"max_hours must be above 0, not {self.max_hours!r}.")
+            raise LotteryError(f"max_hours must be a number above 0, not {self.max_hours!r}.")
         with contextlib.ExitStack() as stack:
             # Models draw from generators of the whole process, in which the caller may draw, too.
             stack.enter_context(randomness.put_back())

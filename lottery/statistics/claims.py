@@ -19,7 +19,7 @@ KINDS = ("paper", "authors' code", "third party", "our own bound")
 PASS, FAIL, CANNOT_TELL, OPEN = "pass", "fail", "cannot tell", "open"
 MISSING = "not in this run"
 STEP = "early_stop_step"
-# More than the rounding of an accuracy in single precision, and less than one of a million examples.
+# More than the rounding of an accuracy in single precision, and no more than one of a million examples.
 SOME = 1e-6
 
 _CONFIDENCE = 0.95

@@ -218,7 +218,7 @@ def test_time_runs_out_and_the_same_call_goes_on(tmp_path):
     assert stopped.value.signal == interrupts.TIME_IS_UP and not list(tmp_path.rglob("round.json"))
     assert len(lottery.run(ONE, out=tmp_path, on_event=quietly, max_hours=24).table()) == 3
     for wrong in (0, -1, math.nan, "8"):
-        with pytest.raises(LotteryError, match="max_hours must be above 0, not"):
+        with pytest.raises(LotteryError, match="max_hours must be a number above 0, not"):
             lottery.run(ONE, out=tmp_path, on_event=quietly, max_hours=wrong)
 
 
