@@ -57,8 +57,8 @@ def main() -> None:
     """Print the cases of the slow tier."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("log", type=Path, help="what pytest printed with --durations=0")
-    parser.add_argument("--single", type=float, default=1.0, help="seconds of a test of one case")
-    parser.add_argument("--cases", type=float, default=1.2, help="seconds of all cases of a test")
+    parser.add_argument("--single", type=float, default=0.7, help="seconds of a test of one case")
+    parser.add_argument("--cases", type=float, default=0.8, help="seconds of all cases of a test")
     options = parser.parse_args()
     print("\n".join(slow(measured(options.log.read_text()), options.single, options.cases)))
 
