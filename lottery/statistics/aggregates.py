@@ -29,6 +29,7 @@ SUMMARY = (
     "over_dense_high", "first_over", "first_over_low", "first_over_high",
 )  # fmt: skip
 RESAMPLES = 9999  # of the bootstrap
+_CONFIDENCE = 0.95  # of its intervals
 PROFILE = ("at", "method", "threshold", "fraction", "low", "high")
 
 
@@ -89,14 +90,14 @@ def gathered(tables: Mapping[tuple[str, str], Table], densities: Iterable[float]
     return found[num == found["task"].nunique()].reset_index(drop=True)
 
 
-def summary(found: Table, confidence: float = 0.95) -> Table:
+def summary(found: Table) -> Table:
     """Compute the interquartile mean and the probabilities of improvement of each method, from `scores`.
 
     Returns:
         A data frame with the columns `SUMMARY`, a row for each method at each density, the first method first. ``iqm``
         is the mean of the middle half of all scores, of all tasks together. ``over_dense`` is the probability that the
         method is more accurate than dense, in two networks drawn at random, the mean over tasks; ``first_over`` is the
-        same of the first method against this one. The ends of intervals are from a percentile bootstrap that draws
+        same of the first method against this one. The ends of 95 % intervals are from a percentile bootstrap that draws
         replicates within each task, and keeps the networks of a replicate together; infinite for one replicate.
     """
     lines = []
@@ -108,37 +109,33 @@ def summary(found: Table, confidence: float = 0.95) -> Table:
         counts = np.stack([(drawn == place).sum(axis=1) for place in range(num)], axis=1).astype(float)
         for method, own in methods.items():
             middle = interquartile_mean(own.score[None])[0]
-            ends = _ends(interquartile_mean(np.take_along_axis(own.score[None], drawn, axis=1)), own.score, confidence)
-            over_dense = _improvement(own.accuracy, own.dense, counts, confidence)
+            ends = _ends(interquartile_mean(np.take_along_axis(own.score[None], drawn, axis=1)), num)
+            over_dense = _improvement(own.accuracy, own.dense, counts)
             first_over = math.nan, math.nan, math.nan
             if own is not first:
-                first_over = _improvement(first.accuracy, own.accuracy, counts, confidence)
+                first_over = _improvement(first.accuracy, own.accuracy, counts)
             lines.append((at, method, tasks, num, middle, *ends, *over_dense, *first_over))
     return frame(lines, SUMMARY)
 
 
-def profile(found: Table, thresholds: Sequence[float] = (), confidence: float = 0.95) -> Table:
+def profile(found: Table) -> Table:
     """Compute the performance profile of each method: the fraction of all networks whose score is above a threshold.
 
-    Args:
-        found: The table of `scores`.
-        thresholds: By default every score that occurs, so that the profile is exact between them, and one below all.
-        confidence: Of the bands, which hold at each threshold, not at all of them together.
+    The thresholds are one below all scores, and every score in the table of `scores`, so that the profile is exact
+    between them. The 95 % bands hold at each threshold, not at all of them together.
 
-    Returns:
-        A data frame with the columns `PROFILE`, by density, method and threshold.
+    Returns a data frame with the columns `PROFILE`, by density, method and threshold.
     """
     lines = []
     for at, methods in _matrices(found):
         every = np.unique([own.score for own in methods.values()])
         # A point to the left of all scores, from which every line begins at 1.
         below = every[0] - np.ptp(every) / 50
-        places = thresholds if len(thresholds) else (below, *every)
         for method, own in methods.items():
             drawn = _resampled(*own.score.shape)
             flat = np.take_along_axis(own.score[None], drawn, axis=1).reshape(len(drawn), -1)
-            for threshold in places:
-                ends = _ends((flat > threshold).mean(axis=1), own.score, confidence)
+            for threshold in (below, *every):
+                ends = _ends((flat > threshold).mean(axis=1), len(own.score))
                 lines.append((at, method, float(threshold), float((own.score > threshold).mean()), *ends))
     return frame(lines, PROFILE)
 
@@ -181,28 +178,21 @@ def interquartile_mean(values: np.ndarray) -> np.ndarray:
     return flat[:, cut : flat.shape[1] - cut].mean(axis=1)
 
 
-def probability_of_improvement(values: np.ndarray, others: np.ndarray) -> float:
-    """Compute how often a value is above another, over all pairs of replicates, the mean over tasks; half for a tie.
+def wins(values: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Compare the values of every two replicates on each task: 1 for a win, a half for a tie, 0 for a loss.
 
-    Both arrays have a row for each replicate and a column for each task.
+    Both arrays have a row for each replicate and a column for each task. The mean is the probability of improvement.
     """
-    return float(_wins(values, others).mean())
-
-
-def _wins(values: np.ndarray, others: np.ndarray) -> np.ndarray:
-    # For every two replicates on each task: 1 for a win, a half for a tie, 0 for a loss.
     difference = values[:, None, :] - others[None, :, :]
     # Equal accuracies may differ by the rounding of single precision, and are a tie all the same.
     return np.where(abs(difference) <= intervals.SAME, 0.5, difference > 0)
 
 
-def _improvement(
-    values: np.ndarray, others: np.ndarray, counts: np.ndarray, confidence: float
-) -> tuple[float, float, float]:
-    wins = _wins(values, others)
+def _improvement(values: np.ndarray, others: np.ndarray, counts: np.ndarray) -> tuple[float, float, float]:
+    won = wins(values, others)
     # Over draws b, replicates i and j, tasks t: a pair counts as often as both are drawn.
-    drawn = np.einsum("bit,ijt,bjt->b", counts, wins, counts, optimize=True) / wins.size
-    return float(wins.mean()), *_ends(drawn, values, confidence)
+    drawn = np.einsum("bit,ijt,bjt->b", counts, won, counts, optimize=True) / won.size
+    return float(won.mean()), *_ends(drawn, len(values))
 
 
 def _resampled(num: int, tasks: int) -> np.ndarray:
@@ -211,10 +201,10 @@ def _resampled(num: int, tasks: int) -> np.ndarray:
     return np.random.default_rng(0).integers(num, size=(RESAMPLES, num, tasks))
 
 
-def _ends(drawn: np.ndarray, values: np.ndarray, confidence: float) -> tuple[float, float]:
-    if len(values) == 1:  # a single replicate cannot vary
+def _ends(drawn: np.ndarray, num_replicates: int) -> tuple[float, float]:
+    if num_replicates == 1:  # a single replicate cannot vary
         return -math.inf, math.inf
-    low, high = np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2])
+    low, high = np.quantile(drawn, [(1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2])
     return float(low), float(high)
 
 

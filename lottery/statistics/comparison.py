@@ -71,7 +71,7 @@ def is_near(density: float, other: float, within: float) -> bool:
     return abs(density / other - 1) <= within + 1e-9  # an error of rounding is no difference
 
 
-def common_metric(tables: Mapping[str, Table]) -> Metric:
+def _common_metric(tables: Mapping[str, Table]) -> Metric:
     """Choose what to compare: the test accuracy, or the test loss if no run measures accuracy."""
     runs: dict[Metric, str] = {}  # the first run of each
     for name, rows in tables.items():
@@ -83,34 +83,33 @@ def common_metric(tables: Mapping[str, Table]) -> Metric:
     return next(iter(runs), ACCURACY)
 
 
-def compared(tables: Mapping[str, Table], measure: str = "", confidence: float = 0.95, within: float = WITHIN) -> Table:
-    """Compare the tickets of several runs by a column, that of `common_metric` by default, from tables by name.
+def compared(tables: Mapping[str, Table], within: float = WITHIN) -> Table:
+    """Compare the tickets of several runs by test accuracy, or by test loss if none measures it, from tables by name.
 
     Each round of a run is compared with the round of the first run that has the nearest density, if the two differ by
     at most the fraction `within` of it; `left_out` names the other rounds.
 
-    Returns the `COLUMNS` by round of the first run, which comes first in it, and then the best: mean and t interval of
-    each run, and of run − first run, of ``pairs`` of replicates. ``density`` and ``own_round`` are the run's own. If a
-    loss is compared, the column ``accuracy`` is called ``loss``, and lower is better.
+    Returns the `COLUMNS` by round of the first run, which comes first in it, and then the best: mean and 95 % t
+    interval of each run, and of run − first run, of ``pairs`` of replicates. ``density`` and ``own_round`` are the
+    run's own. If a loss is compared, the column ``accuracy`` is called ``loss``, and lower is better.
     """
     import pandas as pd
 
-    measure = measure or common_metric(tables).early_stop
+    metric = _common_metric(tables)
     if len(tables) < 2:
         raise LotteryError("compare needs two runs or more.")
     chains = {name: of_tickets(rows) for name, rows in tables.items()}
     first = next(iter(chains))
     reference = chains.pop(first)
-    lines = _lines(first, reference.assign(own=reference["round"]), measure, confidence)
+    lines = _lines(first, reference.assign(own=reference["round"]), metric)
     for name, tickets in chains.items():
         partners = tickets["round"].map(_partners(tickets, reference, within))
         aligned = tickets.assign(own=tickets["round"], round=partners).dropna(subset="round")
         # The first run stands in as a branch of the other, so that pairs are those of ticket and branch.
         both = pd.concat([aligned, reference.assign(branch="first")])
-        pairs = verdicts.differences(both, measure, "first", confidence)
-        lines += _lines(name, aligned, measure, confidence, pairs)
-    what = "loss" if measure.endswith("loss") else "accuracy"
-    found = frame(lines, [what if column == "accuracy" else column for column in COLUMNS])
+        pairs = verdicts.differences(both, metric.early_stop, "first")
+        lines += _lines(name, aligned, metric, pairs)
+    found = frame(lines, COLUMNS).rename(columns={"accuracy": metric.what})
     shared = sorted(set(found[found["run"] != first]["round"]))
     if not shared:
         raise LotteryError(
@@ -118,21 +117,20 @@ def compared(tables: Mapping[str, Table], measure: str = "", confidence: float =
             "to compare. Choose a larger --within."
         )
     found = found[found["round"].isin(shared)].assign(behind=found["run"] != first)
-    found = found.sort_values(["round", "behind", what], ascending=[True, True, what == "loss"], ignore_index=True)
+    order = ["round", "behind", metric.what]
+    found = found.sort_values(order, ascending=[True, True, metric.is_loss], ignore_index=True)
     return found.drop(columns="behind")
 
 
-def _lines(
-    name: str, aligned: Table, measure: str, confidence: float, pairs: Table | None = None
-) -> list[tuple[Any, ...]]:
+def _lines(name: str, aligned: Table, metric: Metric, pairs: Table | None = None) -> list[tuple[Any, ...]]:
     against = {} if pairs is None else pairs.set_index("round").to_dict("index")
     lines = []
     for number, part in aligned.groupby("round"):
-        values = part[measure].dropna()
+        values = part[metric.early_stop].dropna()
         if values.empty:
             continue
-        mean, low, high = intervals.mean_interval(values.tolist(), confidence, intervals.unit_of(values))
-        if measure.endswith("accuracy"):
+        mean, low, high = intervals.mean_interval(values.tolist(), unit=intervals.unit_of(values))
+        if not metric.is_loss:
             low, high = intervals.of_accuracy(low, high)
         pair = against.get(number, {})
         difference = [*(pair.get(key, math.nan) for key in ("mean", "low", "high")), pair.get("replicates", 0)]

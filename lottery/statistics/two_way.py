@@ -17,7 +17,8 @@ from lottery.pruning import branches
 from lottery.runs import store
 from lottery.runs.stored import StoredRound, stored_rounds
 from lottery.statistics import intervals
-from lottery.statistics.verdicts import AT_THE_END, MATCHING, MEASURE, TOLERANCE, Rule
+from lottery.statistics.metric import ACCURACY
+from lottery.statistics.verdicts import MATCHING, Rule
 from lottery.text_tables import Table, frame
 
 COLUMNS = (
@@ -26,8 +27,8 @@ COLUMNS = (
 )  # fmt: skip
 
 # By measure, the array of `StoredRound.predictions` that it is the accuracy of.
-PREDICTIONS = {MEASURE: "early_stop", AT_THE_END: "final"}
-WHEN = {MEASURE: "At the early-stop step", AT_THE_END: "At the end of training"}
+PREDICTIONS = {ACCURACY.early_stop: "early_stop", ACCURACY.final: "final"}
+WHEN = {ACCURACY.early_stop: "At the early-stop step", ACCURACY.final: "At the end of training"}
 
 
 class Deviations(NamedTuple):
@@ -85,7 +86,7 @@ def interval(differences: np.ndarray, confidence: float = 0.95) -> tuple[float, 
     return mean, mean - half, mean + half
 
 
-def table(run: Path, tolerance: float = TOLERANCE, confidence: float = 0.95) -> Table:
+def table(run: Path, tolerance: float = ACCURACY.tolerance, confidence: float = 0.95) -> Table:
     """Compare the tickets of a run with dense and with each control, with intervals over seeds and test examples.
 
     Args:

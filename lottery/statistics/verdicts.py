@@ -26,9 +26,6 @@ from lottery.statistics import intervals, power
 from lottery.statistics.metric import ACCURACY, Metric, controls, metric_of, of_dense, of_tickets, scored, transferred
 from lottery.text_tables import Table, frame
 
-TOLERANCE = ACCURACY.tolerance
-MEASURE = ACCURACY.early_stop
-AT_THE_END = ACCURACY.final
 DIFFERENCES = ("round", "density", "replicates", "mean", "std", "low", "high")
 WINNING, MATCHING, NOT_MATCHING, CANNOT_TELL = "winning", "matching", "not matching", "?"
 BETTER_THAN_DENSE, AT_LAST = "better than dense", "matching at the end"
@@ -50,7 +47,7 @@ class Rule:
     """What a ticket must show; see `rule_for`."""
 
     word: str = WINNING  # the most that a ticket of the run can be: winning or matching
-    tolerance: float = TOLERANCE  # the gain that it may lack; see `metric.Metric`
+    tolerance: float = ACCURACY.tolerance  # the gain that it may lack; see `metric.Metric`
     margin: float = 0  # steps from one evaluation to the next, so an early stop is no later if by at most these
     last_step: int | None = None  # of training: an early stop there is a lower bound
     confidence: float = 0.95  # of each interval

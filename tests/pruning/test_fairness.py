@@ -16,6 +16,7 @@ from lottery.runs import verification
 from lottery.runs.stored import stored_rounds
 from lottery.statistics import sentences, verdicts
 from lottery.statistics import tables as statistics_tables
+from lottery.statistics.metric import ACCURACY
 from tests.conftest import quietly, toy_arrays
 
 pytestmark = pytest.mark.usefixtures("traced_once")
@@ -281,10 +282,10 @@ def test_what_the_verdict_says_of_each_branch(name, mode, step):
             for replicate in (1, 2, 3)
             if index or branch == "ticket"
         ],
-        columns=["replicate", "branch", "round", "density", verdicts.MEASURE, "early_stop_step", verdicts.AT_THE_END],
+        columns=["replicate", "branch", "round", "density", ACCURACY.early_stop, "early_stop_step", ACCURACY.final],
     )
-    rows = rows.assign(budget_test_accuracy=rows[verdicts.MEASURE], dense_loss_step=4)
-    rows.loc[(rows["branch"] == "ticket") & (rows["replicate"] == 1), verdicts.MEASURE] -= 0.0001
+    rows = rows.assign(budget_test_accuracy=rows[ACCURACY.early_stop], dense_loss_step=4)
+    rows.loc[(rows["branch"] == "ticket") & (rows["replicate"] == 1), ACCURACY.early_stop] -= 0.0001
     rule = verdicts.rule_for(experiment)
     judgement = verdicts.Judgement(rows, rule)
     head, *limits = sentences.of(judgement)

@@ -18,7 +18,7 @@ from scipy import special
 
 from lottery.statistics import power, results, verdicts
 
-TOLERANCE, LEVEL, NUM_ROUNDS, STD = verdicts.TOLERANCE, 0.025, 20, 0.003
+TOLERANCE, LEVEL, NUM_ROUNDS, STD = verdicts.DEFAULT.tolerance, 0.025, 20, 0.003
 REPLICATES = (3, 5, 10)
 MOST_ADDED = 10  # replicates, by somebody who adds them until a verdict comes
 PROCEDURES = ("step-down", "single rounds", "fixed sequence", "Holm")

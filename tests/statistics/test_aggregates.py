@@ -37,7 +37,8 @@ def test_the_numbers_are_those_of_rliable():
     assert (other["iqm_low"], other["iqm_high"]) == pytest.approx((-0.00833333, 0.01), abs=0.0015)
     assert other["first_over"] == 0.78125 and math.isnan(one["first_over"])
     assert (other["first_over_low"], other["first_over_high"]) == pytest.approx((0.583, 0.9375), abs=0.03)
-    found = aggregates.profile(of(x=X, y=Y), [-0.02, 0, 0.01, 0.05])
+    found = aggregates.profile(of(x=X, y=Y))
+    found = found[found["threshold"].isin([-0.02, 0, 0.01, 0.05])]
     fractions = [11 / 12, 9 / 12, 7 / 12, 2 / 12, 9 / 12, 5 / 12, 4 / 12, 1 / 12]
     assert found["fraction"].tolist() == pytest.approx(fractions)
     assert found["low"].tolist() == pytest.approx([0.75, 2 / 3, 5 / 12, 0, 0.5, 1 / 3, 1 / 6, 0])
@@ -54,25 +55,25 @@ def test_the_interquartile_mean_leaves_out_the_lowest_and_highest_quarter():
 
 def test_ties_are_half_an_improvement():
     one, other = np.array([[0.5], [0.7]]), np.array([[0.5], [0.6]])
-    assert aggregates.probability_of_improvement(one, other) == (0.5 + 0 + 1 + 1) / 4
-    assert aggregates.probability_of_improvement(one, one) == 0.5
+    assert aggregates.wins(one, other).mean() == (0.5 + 0 + 1 + 1) / 4
+    assert aggregates.wins(one, one).mean() == 0.5
     # The mean over tasks, whatever the differences are.
     both = np.hstack([one, one * 0]), np.hstack([other, other + 5])
-    assert aggregates.probability_of_improvement(*both) == 0.625 / 2
+    assert aggregates.wins(*both).mean() == 0.625 / 2
 
 
 def test_the_bootstrap_draws_within_tasks_and_keeps_a_replicate_together():
     # Two replicates: each of the sixteen draws of two tasks is as likely.
     scores, lower = np.array([[0.0, 0.1], [0.02, 0.3]]), np.array([[-0.01, 0.2], [0.03, 0.25]])
-    _, line = aggregates.summary(of(x=scores, y=lower), confidence=0.9).to_dict("records")
+    _, line = aggregates.summary(of(x=scores, y=lower)).to_dict("records")
     middles, improved = [], []
     for draw in itertools.product((0, 1), repeat=4):
         taken = [np.stack([values[list(draw[:2]), 0], values[list(draw[2:]), 1]], axis=1) for values in (scores, lower)]
         middles.append(aggregates.interquartile_mean(taken[1][None])[0])
-        improved.append(aggregates.probability_of_improvement(*taken))
-    ends = np.quantile(np.tile(middles, 1000), [0.05, 0.95])
+        improved.append(aggregates.wins(*taken).mean())
+    ends = np.quantile(np.tile(middles, 1000), [0.025, 0.975])
     assert (line["iqm_low"], line["iqm_high"]) == pytest.approx(tuple(ends))
-    ends = np.quantile(np.tile(improved, 1000), [0.05, 0.95])
+    ends = np.quantile(np.tile(improved, 1000), [0.025, 0.975])
     assert (line["first_over_low"], line["first_over_high"]) == pytest.approx(tuple(ends))
 
 

@@ -11,6 +11,7 @@ from scipy import stats
 from lottery.errors import LotteryError
 from lottery.runs import store
 from lottery.statistics import metric, tables, two_way, verdicts
+from lottery.statistics.metric import ACCURACY
 from tests.scripts import simulate_two_way
 
 DIFFERENCES = np.array([[1, 0, 0, 1, -1], [1, 0, 1, 0, 0], [0, 0, 1, 1, 0.0]])
@@ -72,7 +73,7 @@ def test_the_table_has_every_pair(monkeypatch, small_run):
     monkeypatch.setattr(two_way, "stored_rounds", lambda run: iter(NETWORKS))
     found = two_way.table(small_run.path)
     assert list(found.columns) == list(two_way.COLUMNS)
-    first = found[found["measure"] == verdicts.MEASURE]
+    first = found[found["measure"] == ACCURACY.early_stop]
     assert first[["against", "round", "replicates", "examples"]].to_numpy().tolist() == [
         ["dense", 1, 3, 100],
         ["dense", 2, 2, 100],
@@ -85,7 +86,7 @@ def test_the_table_has_every_pair(monkeypatch, small_run):
     assert line["two_way_low"] < 0.06 and line["two_way_verdict"] == line["verdict"] == "matching"
     assert first["verdict"].iloc[2] == first["two_way_verdict"].iloc[2] == ""
     half = (line["two_way_high"] - line["two_way_low"]) / 2
-    assert found[found["measure"] != verdicts.MEASURE]["mean"].tolist() == pytest.approx([0.1, 0.065, 0.155])
+    assert found[found["measure"] != ACCURACY.early_stop]["mean"].tolist() == pytest.approx([0.1, 0.065, 0.155])
     strict = two_way.table(small_run.path, tolerance=0)
     assert two_way.sentences(strict.assign(two_way_verdict="?")) == [
         f"{when}, for other seeds and other test examples: no round is shown to be matching; for this test set alone "
