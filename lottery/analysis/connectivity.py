@@ -10,7 +10,7 @@ import numpy as np
 from lottery.errors import unknown
 from lottery.figures import layout, style
 from lottery.figures.record import Analysis
-from lottery.formatting import ends, percent, replicates
+from lottery.formatting import ends, percent, ranges, replicates
 from lottery.runs import siblings, store
 from lottery.runs.siblings import RECOMPUTED, STORED
 from lottery.statistics import intervals
@@ -263,9 +263,8 @@ def _by_round(pruned: list[dict[str, Any]], step: int) -> str:
         lowest = min(pruned, key=lambda line: line["mean"])
         shown = f"{lowest['where']} has the lowest test-error barrier, {lowest['text']}"
         return f"rewound to step {step}, no pruned network tried is stable: {shown}"
-    unstable = [str(line["round"]) for line in pruned if not line["stable"]]
-    rounds = "round" if len(unstable) == 1 else "rounds"
-    but = f"; not stable: {rounds} {', '.join(unstable)}" if unstable else ""
+    unstable = [line["round"] for line in pruned if not line["stable"]]
+    but = f"; not stable: {ranges(unstable, 'round')}" if unstable else ""
     shown = f"at {best['where']} the test-error barrier is {best['text']}"
     return f"rewound to step {step}, networks are stable down to density {percent(best['density'])}: {shown}{but}"
 

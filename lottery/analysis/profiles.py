@@ -23,8 +23,6 @@ def figure(found: Table, ax: Any = None) -> Any:
     Raises:
         LotteryError: The table is of several densities, or empty.
     """
-    from matplotlib.patches import Patch
-
     style.check(found)
     densities = sorted(set(found["at"]))
     if len(densities) > 1:
@@ -50,7 +48,7 @@ def figure(found: Table, ax: Any = None) -> Any:
     )  # fmt: skip
     handles, labels = ax.get_legend_handles_labels()
     if np.isfinite(found["low"]).all():
-        handles.append(Patch(facecolor="0.5", alpha=0.25))
+        handles.append(layout.glyph("band"))
         labels.append("95 % bootstrap interval")
     ax.legend(handles, labels)
     return ax

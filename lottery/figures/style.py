@@ -245,7 +245,13 @@ def band(ax: Any, x: Any, part: Table, look: BranchStyle, label: str, **options:
     step = {"steps-post": "post"}.get(options.get("drawstyle", ""))
     ax.plot(x, part["mean"], color=color, marker=marker, label=label, **options)
     if part["replicates"].max() > 1:
-        ax.fill_between(x, part["low"], part["high"], color=color, alpha=0.15, linewidth=0, step=step)
+        shade = {"color": color, "alpha": 0.15, "linewidth": 0, "step": step}
+        ax.fill_between(x, part["low"], part["high"], label=band_label(label), **shade)
+
+
+def band_label(label: str) -> str:
+    """Name the band of a line with this label, by which the report finds it; no legend shows the name."""
+    return f"_band of {label}"
 
 
 def by_round(points: Table) -> Iterator[tuple[str, Table, BranchStyle]]:

@@ -7,11 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from lottery import plots
-from lottery.analysis import inputs, kernels
+from lottery.analysis import inputs
 from lottery.figures import sheets, style
 from lottery.figures.record import Analysis, NothingToDraw
 from lottery.report.reported import ReportedRun
-from lottery.runs.stored import stored_rounds
 from lottery.statistics.metric import TICKET, metric_of, of_tickets
 
 MOST = 150_000  # counts of the first layer on a page, of at most four characters each
@@ -97,13 +96,9 @@ def frames(run: ReportedRun, most: int = MOST) -> dict[str, Any] | None:
         dict for each replicate and round, with its ``density`` and ``counts`` row by row. None if one replicate in two
         rounds is too much.
     """
-    first = next(stored_rounds(run.path, [0], branches=False))
-    # Masks are in the order of the network, so the first is of the weight that reads the inputs.
-    name, mask = next(iter(first.masks.items()))
-    mask, groups = kernels.arranged(name, mask, kernels.of_run(run.path))
-    num_places = inputs.counted(mask, groups=groups)[1].size
+    num_places = run.table("inputs", rounds=(0,)).groupby("replicate").size().max()
     lengths = of_tickets(run.rows).groupby("replicate")["round"].max() + 1
-    room = most // num_places
+    room = int(most // num_places)
     if room < 2:
         return None
     everything = int(lengths.sum()) <= room
@@ -194,25 +189,22 @@ def _panel(ax: Any, around: Any) -> dict[str, Any]:
 
 def _lines(ax: Any) -> Iterator[tuple[str, Any, dict[float, tuple[float, float]]]]:
     """Yield the name of each line with data on both axes, the line, and the ends of its bars or its band by x."""
-    from matplotlib.colors import to_rgb
-
     for container in ax.containers:
         line, _, bars = getattr(container, "lines", (None, (), ()))
         if line is not None:
             segments = [segment for bar in bars for segment in bar.get_segments() if len(segment)]  # some have no bar
             yield container.get_label(), line, {segment[0][0]: tuple(segment[:, 1]) for segment in segments}
+    # Matplotlib does not know which band belongs to a line, so `style.band` labels it.
+    bands = {collection.get_label(): collection for collection in ax.collections}
     for line in ax.lines:
         # A line across the whole panel, as of dense, has places in data on one axis only.
         if line.get_label().startswith("_") or not all(line.get_transform().contains_branch_seperately(ax.transData)):
             continue
-        # Matplotlib does not say which band belongs to a line: it has its colour, and its ends are around the points.
+        name = line.get_label()
+        band = bands.get(style.band_label(name))
         # In steps, a band has two pairs of ends at each place.
-        some = ax.collections if line.get_drawstyle() == "default" else ()
-        color = to_rgb(line.get_color())
-        bands = [_ends(band) for band in some if any(tuple(face[:3]) == color for face in band.get_facecolor())]
-        points = line.get_xydata()
-        around = (ends for ends in bands if all(x in ends and ends[x][0] <= y <= ends[x][1] for x, y in points))
-        yield line.get_label(), line, next(around, {})
+        in_steps = line.get_drawstyle() != "default"
+        yield name, line, {} if band is None or in_steps else _ends(band)
 
 
 def _ends(band: Any) -> dict[float, tuple[float, float]]:

@@ -15,7 +15,6 @@ from lottery.statistics.metric import ACCURACY, TICKET, of_tickets
 from lottery.statistics.verdicts import LAST_PLACE
 from lottery.text_tables import Table
 
-KINDS = ("paper", "authors' code", "third party", "our own bound")
 PASS, FAIL, CANNOT_TELL, OPEN = "pass", "fail", "cannot tell", "open"
 MISSING = "not in this run"
 STEP = "early_stop_step"
@@ -222,15 +221,9 @@ def fieller(other: Any, ticket: Any) -> tuple[float, float]:
 def in_each(
     pairs: Table, rounds: Sequence[int], least: float, branch: str, absent: Sequence[Any] = (), of_steps: bool = False
 ) -> Reading:
-    """Check that the mean of paired differences is at least so much in each round.
+    """Check that the mean of `verdicts.paired` differences, of accuracies or of steps, is at least so much in each round.
 
-    Args:
-        pairs: A row for each replicate and a column for each round, as of `lottery.statistics.verdicts.paired`.
-        rounds: Which must be there.
-        least: The mean that is asked for.
-        branch: What is missing where a round is not there.
-        absent: What else is missing, in words.
-        of_steps: The differences are of steps, not of accuracies.
+    Where a round of the branch is missing, or anything else that `absent` names in words, it is open unless it fails.
     """
     # All rounds must pass, so each is tested at 95 %. That any of them fails is a claim about all of them together.
     found, together = _summarised(pairs, rounds)

@@ -77,9 +77,7 @@ def _common_metric(tables: Mapping[str, Table]) -> Metric:
     for name, rows in tables.items():
         runs.setdefault(metric_of(rows), name)
     if len(runs) > 1:
-        raise LotteryError(
-            f"compare: {runs[LOSS]} measures no accuracy and {runs[ACCURACY]} does, so nothing can be compared."
-        )
+        raise LotteryError(f"{runs[LOSS]} measures no accuracy and {runs[ACCURACY]} does, so they cannot be compared.")
     return next(iter(runs), ACCURACY)
 
 

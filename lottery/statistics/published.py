@@ -104,7 +104,7 @@ def numbered(lines: Iterable[Mapping[str, str]]) -> dict[tuple[str, str, str], i
 
 
 def stated(published: Published) -> dict[str, tuple[str, Any]]:
-    """Gather by key who states a setting, one of `claims.KINDS`, and its value there."""
+    """Gather by key who states a setting, by the ``source`` of the claim, and its value there."""
     settings = _settings(published.experiment)
     found = {}
     for claim in published.claims:
@@ -119,7 +119,7 @@ def differing(experiment: config.Experiment, published: Published) -> list[str]:
     found = []
     for key, (source, value) in stated(published).items():
         if settings[key] != value:
-            found.append(f"Differs: {key} is {settings[key]!r}, {source} {value!r}.")
+            found.append(f"Differs: {key} is {settings[key]!r} here, and {value!r} in the source ({source}).")
     if experiment.data.path:  # a file may hold another split, or other images
         found.append(f"The data were read from {experiment.data.path!r}.")
     return found

@@ -157,7 +157,10 @@ def _networks(run: Path) -> dict[tuple[str, int], dict[int, StoredRound]]:
         own = stored.predictions["label"]
         # Right and wrong can only be paired if all networks were tested on the same examples.
         if labels is not None and not np.array_equal(labels, own):
-            raise LotteryError(f"{str(stored.folder)!r} was tested on other examples than the networks before it.")
+            raise LotteryError(
+                f"{str(stored.folder)!r} was tested on other examples than the networks before it, so they cannot be "
+                "compared example by example."
+            )
         labels = own
         found.setdefault((stored.branch, stored.round), {})[stored.replicate] = stored
     return found

@@ -199,7 +199,7 @@ def paired(rows: Table, measure: str = "", against: str = "dense") -> Table:
 
     tickets = chain(store.TICKET)
     if against == "dense":
-        pruned = tickets[[number for number in tickets if number != 0]]
+        pruned = tickets.drop(columns=0, errors="ignore")
         # A part of a table, such as chosen rounds, may lack the dense networks.
         return pruned.sub(tickets[0], axis=0) if 0 in tickets else pruned * math.nan
     others = sorted(set(rows["branch"]) - {store.TICKET})
@@ -319,8 +319,7 @@ def smallest_shown(lines: Table, rule: Rule = DEFAULT, p: str = "winning_p") -> 
 def smallest_by_mean(rows: Table, tolerance: float | None = None) -> dict[str, Any] | None:
     """Find the smallest density at which tickets match dense by the mean alone; None if no pruned round does.
 
-    Returns ``round``, ``density``, ``difference`` (mean of ticket − dense), ``gain`` (the same, above 0 if the ticket
-    is better; see `metric.Metric`), ``dense`` (mean accuracy or loss), ``replicates``.
+    Returns ``round``, ``density`` and ``difference``, the mean of ticket − dense of accuracies or losses as they are.
     """
     metric = metric_of(rows)
     tolerance = metric.tolerance if tolerance is None else tolerance
@@ -328,16 +327,11 @@ def smallest_by_mean(rows: Table, tolerance: float | None = None) -> dict[str, A
     best = sparsest(found[found["mean"] >= -tolerance - LAST_PLACE])
     if best is None:
         return None
-    dense = float(of_dense(rows)[metric.early_stop].mean())
-    gain = float(best["mean"])
-    return {
-        "round": int(best["round"]),
-        "replicates": int(best["replicates"]),
-        "density": float(best["density"]),
-        "difference": -gain * abs(dense) if metric.is_loss else gain,
-        "gain": gain,
-        "dense": dense,
-    }
+    difference = float(best["mean"])
+    if metric.is_loss:
+        # A gain is a fraction of the dense loss.
+        difference *= -abs(float(of_dense(rows)[metric.early_stop].mean()))
+    return {"round": int(best["round"]), "density": float(best["density"]), "difference": difference}
 
 
 def sparsest(lines: Table) -> dict[str, Any] | None:
