@@ -58,8 +58,8 @@ def barriers(points: Table) -> Table:
     return frame(rows, BARRIERS)
 
 
-def sentences(barriers: Table, confidence: float = 0.95) -> list[str]:
-    """Put the barriers of the test error into sentences, by the mean over replicates, with its interval.
+def sentences(barriers: Table) -> list[str]:
+    """Put the barriers of the test error into sentences, by the mean over replicates, with its 95 % interval.
 
     Returns:
         For the dense network, and each round that several steps were tried of, the earliest step from which it is
@@ -68,7 +68,7 @@ def sentences(barriers: Table, confidence: float = 0.95) -> list[str]:
     tested = barriers[barriers["split"] == "test"]
     found = []
     for kind, prefix in ((STORED, ""), (RECOMPUTED, "With the statistics of batches recomputed, ")):
-        lines = _means(tested[tested["batch_norm"] == kind], confidence)
+        lines = _means(tested[tested["batch_norm"] == kind])
         for index in sorted({line["round"] for line in lines}):
             tried = [line for line in lines if line["round"] == index]
             if index == 0 or len(tried) > 1:
@@ -226,15 +226,15 @@ def _lines(points: Table) -> Table:
     return style.spread(pd.concat(found, ignore_index=True), ("round", "step", "split", "alpha"), "error")
 
 
-def _means(part: Table, confidence: float) -> list[dict[str, Any]]:
+def _means(part: Table) -> list[dict[str, Any]]:
     """Average the barrier over replicates, for each round and step; ``text`` has its interval."""
     lines = []
     for (index, step), group in part.groupby(["round", "step"]):
         density = group["density"].mean()
-        mean, low, high = intervals.mean_interval(group["barrier"].tolist(), confidence)
+        mean, low, high = intervals.mean_interval(group["barrier"].tolist())
         text = replicates(len(group))
         if math.isfinite(low):
-            text += f", {100 * confidence:g} % interval {ends(100 * low, 100 * high, '.2f')} %"
+            text += f", 95 % interval {ends(100 * low, 100 * high, '.2f')} %"
             if low < STABLE <= high:
                 text += f", which goes {'above' if mean < STABLE else 'below'} {100 * STABLE:g} %"
         lines.append({

@@ -187,8 +187,8 @@ def _degrees_caption(
     table: Table, weight: str | None = None, side: str = "in", rounds: Iterable[int] | None = None
 ) -> str:
     lines, weight = _degrees_of(table, weight, side, rounds)
-    entries, of = _SIDES[side]
-    what = f"Fraction of the {of} of {weight} with at most so many kept entries that {entries}."
+    _, of = _SIDES[side]
+    what = f"Fraction of the {of} of {weight} that keep at most so many entries."
     return f"{what} {style.replicates(_cumulative(lines), 'band')}"
 
 

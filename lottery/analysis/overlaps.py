@@ -45,18 +45,15 @@ def chance(first: Masks | np.ndarray, other: Masks | np.ndarray) -> float:
     return _ratio(sum(a * b / size for _, a, b, size in counts if size), counts)
 
 
-def matched_chance(first: Masks, other: Masks, num_draws: int = 3, seed: int = 0) -> dict[str, float]:
+def matched_chance(first: Masks, other: Masks) -> dict[str, float]:
     """Compute the overlap of random masks with as many entries in each weight, after matching their hidden units.
 
     Matching raises the overlap of random masks as well, so that `chance` is too low a value to compare with. Returns
-    the mean over `num_draws` pairs of random masks, for ``"all"`` weights together and for each weight by name.
+    the mean over three pairs of random masks, for ``"all"`` weights together and for each weight by name.
     """
-    random = np.random.default_rng(seed)
-    draws = []
-    for _ in range(num_draws):
-        mine, theirs = _drawn(first, random), _drawn(other, random)
-        draws.append(_matched_overlaps(mine, theirs))
-    return {name: sum(draw[name] for draw in draws) / num_draws for name in draws[0]}
+    random = np.random.default_rng(0)
+    draws = [_matched_overlaps(_drawn(first, random), _drawn(other, random)) for _ in range(3)]
+    return {name: sum(draw[name] for draw in draws) / len(draws) for name in draws[0]}
 
 
 def table(runs: Path | str | Sequence[Path | str], round: int, matched: bool = False) -> Table:

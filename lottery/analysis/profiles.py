@@ -14,20 +14,14 @@ from lottery.text_tables import Table
 def figure(found: Table, ax: Any = None) -> Any:
     """Draw the fraction of networks whose difference from dense is above a threshold, against the threshold.
 
-    A method is better where its line is higher. Bands are the intervals of the stratified bootstrap.
-
-    Args:
-        found: The table of `lottery.statistics.aggregates.profile`, at one density.
-        ax: Matplotlib axes; by default pyplot's current axes.
-
-    Raises:
-        LotteryError: The table is of several densities, or empty.
+    A method is better where its line is higher. Bands are the intervals of the stratified bootstrap. The table is that
+    of `lottery.statistics.aggregates.profile`, at one density; `LotteryError` refuses several, and an empty table.
     """
     style.check(found)
     densities = sorted(set(found["at"]))
     if len(densities) > 1:
         there = ", ".join(f"{density:.4g}" for density in densities)
-        raise LotteryError(f"A performance profile shows one density, not {there}. Choose a density.")
+        raise LotteryError(f"A performance profile shows one density, not {there}. Choose one with --density.")
     ax = style.new_or(ax)
     for method, (color, _, line) in style.by_name(found["method"]).items():
         part = found[found["method"] == method]

@@ -330,8 +330,12 @@ def plain(axis: Any) -> None:
     axis.set_minor_formatter("")
 
 
+# Black and white of texts on coloured cells, which stay where a page is dark. It turns all other black to white.
+ON_CELLS = DARK, LIGHT = "#010101", "#ffffff"
+
+
 def contrasting(color: Any) -> str:
-    """Return black or white, the one that is readable on a colour (red, green, blue in [0, 1])."""
+    """Return `DARK` or `LIGHT`, the one that is readable on a colour (red, green, blue in [0, 1])."""
     # The weights are those of luma in ITU-R BT.601.
     red, green, blue = color[:3]
-    return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
+    return DARK if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else LIGHT

@@ -15,11 +15,6 @@ from lottery.runs import verification
 from lottery.settings import COMPILED, GIVEN
 from lottery.statistics.metric import of_tickets, transferred
 
-LEAVES_OUT = (
-    "The list leaves out everything that only the text of a paper can do: comparing with other published methods, "
-    "restricting claims to the experiments, citing architectures, linking code."
-)
-
 MANY_POINTS = 5  # densities, of the paper's section 6
 DECLINE = 0.01  # of accuracy, which counts as a substantial loss
 LOSS_RISE = 0.1  # of the dense loss, likewise

@@ -17,7 +17,6 @@ MOST = 150_000  # counts of the first layer on a page, of at most four character
 _DOTS = 72  # units of an SVG to the inch
 _WIDTH = 5.6  # inches: letters can be read in one column of a phone, and in two of a desktop
 _NAMED = re.compile(r"var\(--c-([0-9a-f]{6})\)")
-_KEPT = "#010101"  # black that stays black in the dark, on a coloured cell
 
 
 class Figure(NamedTuple):
@@ -75,9 +74,6 @@ def _side_by_side(runs: Sequence[ReportedRun], measured: str, are_all: bool) -> 
 def figure(table: Any, kind: str, **options: Any) -> Figure:
     """Draw the table of a kind of figure for a page; options and errors are those of `lottery.plots.drawn`."""
     drawing = plots.drawn(table, kind, width=_WIDTH, **options)
-    for text in _on_cells(drawing):
-        if text.get_color() == "black":
-            text.set_color(_KEPT)
     for ground in (drawing, *drawing.axes):
         ground.patch.set_visible(False)  # the page's own shows
     with_cells = any(ax.images for ax in drawing.axes)
@@ -217,27 +213,10 @@ def _ends(band: Any) -> dict[float, tuple[float, float]]:
     return ends
 
 
-def _on_cells(drawing: Any) -> Iterator[Any]:
-    """Yield the texts that stand on a coloured cell of an image, whatever the colour of the page."""
-    import numpy as np
-
-    for ax in drawing.axes:
-        for text in ax.texts:
-            x, y = ax.transData.inverted().transform(text.get_transform().transform(text.get_position()))
-            for image in ax.images:
-                left, right, bottom, top = image.get_extent()
-                across, down = (x - left) / (right - left), (y - top) / (bottom - top)
-                cells = np.ma.asarray(image.get_array())
-                if 0 <= across < 1 and 0 <= down < 1:
-                    cell = cells[int(down * cells.shape[0]), int(across * cells.shape[1])]
-                    if cell is not np.ma.masked:
-                        yield text
-
-
 def _recolored(svg: str, with_cells: bool) -> str:
     """Replace colours by names that a page gives one colour in the light and another in the dark.
 
-    Texts in white, which stand on cells, stay; in a figure with cells all colours but those of texts and grey lines.
+    Those of `style.contrasting` stay, as the cells below them do: in a figure with cells, all but texts and grey lines.
     """
 
     def named(element: re.Match[str]) -> str:
@@ -247,7 +226,7 @@ def _recolored(svg: str, with_cells: bool) -> str:
             what, color = found[1], found[2].lower()
             stays = with_cells and (what == "fill" or not _is_grey(color))
             if is_text:
-                stays = color in ("ffffff", _KEPT[1:])
+                stays = f"#{color}" in style.ON_CELLS
             return found[0] if stays else f"{what}: var(--c-{color})"
 
         return re.sub(r"\b(fill|stroke): #([0-9a-fA-F]{6})\b", name, element[0])

@@ -65,7 +65,6 @@ def render(runs: Sequence[ReportedRun], author: str = "") -> str:
         same_rounds=tables.same_rounds(runs),  # none of one run
         together=together,
         checklist=checklist.checked(runs),
-        leaves_out=checklist.LEAVES_OUT,
         version=version("lottery"),
         today=tables.day(time.time()),
     )

@@ -143,7 +143,7 @@ def costs_by_branch(run: ReportedRun) -> TextTable:
         each = f"{1000 * seconds / steps:.2f}" if steps else ""
         rows.append([str(branch), f"{len(part):,}", f"{steps:,.0f}", f"{seconds:,.1f}", each])
     notes = ["Time: of training, with the evaluations along the way."]
-    num_seen = costs.total(run.path)["examples"]
+    num_seen = costs.total(run.path, run.costs)["examples"]
     if num_seen:
         notes.append(f"In all, {num_seen:,} examples were seen, the same examples again in each epoch.")
     return TextTable(["branch", "networks", "steps", "time (s)", "time per step (ms)"], rows, notes=notes)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lottery import config
-from lottery.errors import LotteryError, unknown
+from lottery.errors import LotteryError, missing
 from lottery.formatting import listed, ranges
 from lottery.runs import store
 from lottery.statistics import comparison, intervals, results
@@ -280,11 +280,14 @@ def _divided(runs: Iterable[Path], by: str) -> dict[tuple[str, str], Path]:
         experiment = store.read_experiment(run)
         settings = config.flat(experiment.model_dump(mode="json"))
         if by not in settings:
-            raise unknown("--by", by, settings)
+            raise missing("--by names a key of an experiment, not", by, settings)
         name = f"{experiment.data.name} {experiment.model.name}"
         key = (name, store.read_environment(run).get("data_sha256"), str(experiment.model))
-        alike = sum(other[0] == name for other in tasks)
-        cell = f"{by} = {settings[by]}", tasks.setdefault(key, f"{name} ({alike + 1})" if alike else name)
+        if key not in tasks:
+            # Other data or another model may have the same name.
+            alike = sum(other == name for other, *_ in tasks)
+            tasks[key] = f"{name} ({alike + 1})" if alike else name
+        cell = f"{by} = {settings[by]}", tasks[key]
         if cell in found:
             raise LotteryError(f"{str(found[cell])!r} and {str(run)!r} have the same data, model and {by}.")
         found[cell] = run
@@ -292,6 +295,7 @@ def _divided(runs: Iterable[Path], by: str) -> dict[tuple[str, str], Path]:
     cells = list(itertools.product(methods, tasks.values()))
     for method, task in cells:
         if (method, task) not in found:
-            why = "every value needs a run of each data set and model"
-            raise LotteryError(f"--by {by}: {why}, and no run of {task} has {method}.")
+            raise LotteryError(
+                f"--by {by} needs a run of each data set and model for every value, and no run of {task} has {method}."
+            )
     return {cell: found[cell] for cell in cells}

@@ -221,9 +221,10 @@ def fieller(other: Any, ticket: Any) -> tuple[float, float]:
 def in_each(
     pairs: Table, rounds: Sequence[int], least: float, branch: str, absent: Sequence[Any] = (), of_steps: bool = False
 ) -> Reading:
-    """Check that the mean of `verdicts.paired` differences, of accuracies or of steps, is at least so much in each round.
+    """Check that the mean of the differences of `verdicts.paired` is at least so much in each round.
 
     Where a round of the branch is missing, or anything else that `absent` names in words, it is open unless it fails.
+    With `of_steps` the differences are of steps, and otherwise of accuracies.
     """
     # All rounds must pass, so each is tested at 95 %. That any of them fails is a claim about all of them together.
     found, together = _summarised(pairs, rounds)

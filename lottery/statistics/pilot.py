@@ -22,8 +22,7 @@ def needed(
     """Add to the rounds of a plan how many replicates show with a power that a pruned round is matching.
 
     Args:
-        lines: The table of `lottery.pipeline.preview.rounds`.
-        experiment: The experiment.
+        lines, experiment: The table of `lottery.pipeline.preview.rounds`, and what it plans.
         rule: Of the verdicts, with the pilot's measure.
         power: In (0, 1).
         difference: The true ticket − dense (of losses as a fraction of the dense loss); None for the mean of the pilot.

@@ -614,7 +614,7 @@ def test_overlaps_say_what_chance_would_give(matched, value, chance, rng):
     assert WEIGHTS[1] in caption and ("after matching" in caption) == matched
     with pytest.raises(LotteryError, match="matched=True"):
         plots.overlap(table.assign(matched_overlap=np.nan), axes(), matched=True)
-    assert style.contrasting((1, 1, 0.2)) == "black" and style.contrasting((0, 0, 0.4)) == "white"
+    assert style.contrasting((1, 1, 0.2)) == style.DARK and style.contrasting((0, 0, 0.4)) == style.LIGHT
 
 
 def test_degrees_are_cumulative_fractions(rng):
