@@ -27,8 +27,11 @@ def moved(start: np.ndarray, trained: np.ndarray) -> tuple[float, float, float, 
         sign (zero counts as a sign). The last three are NaN if they are not defined.
     """
     # In float32, a sum of many squares loses digits.
-    start, trained = (values.astype(np.float64).ravel() for values in (start, trained))
-    norm, end, distance = (float(np.linalg.norm(value)) for value in (start, trained, trained - start))
+    start = start.astype(np.float64).ravel()
+    trained = trained.astype(np.float64).ravel()
+    norm = float(np.linalg.norm(start))
+    end = float(np.linalg.norm(trained))
+    distance = float(np.linalg.norm(trained - start))
     signed = start != 0
     changed = np.sign(start[signed]) != np.sign(trained[signed])
     relative = distance / norm if norm else np.nan

@@ -1,5 +1,6 @@
 """The kernels of all layers as if they had the axes of a plain one: places, inputs, units."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -34,7 +35,7 @@ def arranged(name: str, mask: np.ndarray, layers: Mapping[str, DescribedLayer]) 
     if around and graph.facts_of(around.name).multiplied == "projections" and mask.ndim > 2:
         # The last projection takes the heads and their sizes, which the others make.
         num_inputs = 2 if path.endswith("/attention_output") else 1
-        return mask.reshape(int(np.prod(mask.shape[:num_inputs])), -1), 1
+        return mask.reshape(math.prod(mask.shape[:num_inputs]), -1), 1
     if graph.facts_of(layer.name).multiplied == "equation" and own == "kernel":
         return _of_equation(mask, layer.settings.get("equation"))
     if mask.ndim < 3:
@@ -58,7 +59,8 @@ def _of_equation(mask: np.ndarray, equation: object) -> tuple[np.ndarray, int]:
     inputs = [place for place, axis in enumerate(axes) if axis not in made]
     shared = [place for place, axis in enumerate(axes) if axis in made and axis in taken]
     units = [place for place, axis in enumerate(axes) if axis in made and axis not in taken]
-    num_inputs, groups = (int(np.prod([mask.shape[place] for place in places])) for places in (inputs, shared))
+    num_inputs = math.prod(mask.shape[place] for place in inputs)
+    groups = math.prod(mask.shape[place] for place in shared)
     return mask.transpose(*inputs, *shared, *units).reshape(num_inputs, -1), groups
 
 

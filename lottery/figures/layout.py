@@ -74,12 +74,16 @@ def panels(ax: Any, num: int) -> list[Any]:
     across, down = grid(num, ax.figure.get_figwidth())
     ax.set(frame_on=False, xticks=[], yticks=[])
     size = ax.get_window_extent()
-    gaps = 0.1 * ax.figure.dpi / size.width, style.letters(1.6) * ax.figure.dpi / size.height
-    width, height = ((1 + gap) / many - gap for many, gap in zip((across, down), gaps, strict=True))
+    # Between panels, and above each, as parts of the axes.
+    gap = 0.1 * ax.figure.dpi / size.width
+    above = style.letters(1.6) * ax.figure.dpi / size.height
+    width = (1 + gap) / across - gap
+    height = (1 + above) / down - above
     made: list[Any] = []
     for place in range(num):
         row, column = divmod(place, across)
-        left, bottom = column * (width + gaps[0]), 1 - height - row * (height + gaps[1])
+        left = column * (width + gap)
+        bottom = 1 - height - row * (height + above)
         same = {"sharex": made[0], "sharey": made[0]} if made else {}
         # Within the given axes, which may be some of several, and need not be of a grid.
         made.append(ax.inset_axes((left, bottom, width, height), **same))
@@ -90,10 +94,12 @@ def panels(ax: Any, num: int) -> list[Any]:
 
 def label_panels(ax: Any, made: Sequence[Any], x: str, y: str) -> None:
     """Label the axes that panels share."""
+    # The axes around the panels do not know how much room the ticks of the panels take.
     ax.figure.draw_without_rendering()
-    (left, bottom), points = ax.get_window_extent().min, 72 / ax.figure.dpi
+    left, bottom = ax.get_window_extent().min
     wide = max(left - label.get_window_extent().x0 for label in made[0].get_yticklabels())
     high = max(bottom - label.get_window_extent().y0 for label in made[-1].get_xticklabels())
+    points = 72 / ax.figure.dpi
     ax.set_xlabel(x, labelpad=high * points + 3)
     ax.set_ylabel(y, labelpad=wide * points + 3)
 

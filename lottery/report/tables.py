@@ -65,7 +65,8 @@ def day(seconds: float) -> str:
 
 def key_facts(run: ReportedRun) -> dict[str, str]:
     """Collect the most important numbers of a run, by name."""
-    metric, dense = run.judgement.metric, of_dense(run.summary)
+    metric = run.judgement.metric
+    dense = of_dense(run.summary)
     value = dense[f"{metric.what}_mean"].iloc[0] if len(dense) else math.nan
     facts = {f"dense {metric.name}": metric.value(value) or "not measured"}
     for word, line in run.judgement.shown.items():

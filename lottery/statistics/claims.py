@@ -153,7 +153,8 @@ def difference(rows: Table, claim: Claim) -> Reading:
 
 def best_difference(rows: Table, claim: Claim) -> Reading:
     """Check that the mean of ticket − dense is at least so much in some round, of all of them together."""
-    pairs, least = verdicts.paired(rows, claim.column), claim.at_least - LAST_PLACE
+    pairs = verdicts.paired(rows, claim.column)
+    least = claim.at_least - LAST_PLACE
     found, together = _summarised(pairs, list(pairs))
     # The best of many rounds may be good by chance, so that a round passes takes the wider intervals.
     passed = any(mean.low >= least for mean in together.values())

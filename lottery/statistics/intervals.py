@@ -38,7 +38,8 @@ def mean_interval(
         raise LotteryError(f"An interval needs one finite number or more, not {numbers.tolist()}.")
     if not 0 < confidence < 1:
         raise LotteryError(f"The confidence of an interval must be between 0 and 1, not {confidence}.")
-    mean, num = float(numbers.mean()), len(numbers)
+    mean = float(numbers.mean())
+    num = len(numbers)
     are_same = not spacing and bool(np.ptp(numbers) <= SAME * max(unit, float(np.abs(numbers).max())))
     if num == 1 or (num == 2 and are_same):
         return mean, -math.inf, math.inf

@@ -55,7 +55,8 @@ def compare(run: Path, against: str = "") -> tuple[list[dict[str, str]], list[st
 
     Returns the lines of `checked`, and sentences: the sources, where the run differs, what the paper leaves open.
     """
-    experiment, known = store.read_experiment(run), files()
+    experiment = store.read_experiment(run)
+    known = files()
     if against:
         presets = {path.stem: path for path in known.values()}
         if against not in presets:

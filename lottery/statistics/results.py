@@ -44,7 +44,8 @@ def table(run: Path) -> Table:
 def rows_of(run: Path, networks: Iterable[StoredRound]) -> Table:
     """Gather the rows of `table` for some networks of a run, in their order."""
     experiment = store.read_experiment(run)
-    rows, dense = [], {}
+    rows = []
+    dense: dict[int, Mapping[str, Any]] = {}  # its record, by replicate
     for stored in networks:
         record = stored.record
         # The main chain comes first, and so dense before everything that is compared with it.

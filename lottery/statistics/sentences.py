@@ -49,18 +49,20 @@ def headline(judgement: Judgement) -> Headline:
 
 def _found(judgement: Judgement) -> Headline:
     rows, rounds, rule = judgement.rows, judgement.rounds, judgement.rule
-    if len(rows) and rows[rule.metric.early_stop].isna().all():
+    metric = rule.metric
+    if len(rows) and rows[metric.early_stop].isna().all():
         return Headline("The model measures no accuracy, so no ticket can be compared with dense.", OPEN)
-    dense, most_frequent = of_dense(rows), judgement.most_frequent
-    if rule.metric.is_loss and dense[rule.metric.early_stop].mean() == 0:
+    dense = of_dense(rows)
+    if metric.is_loss and dense[metric.early_stop].mean() == 0:
         text = "No verdict: the mean test loss of the dense networks is 0, so no loss can be told in per cent of it."
         return Headline(text, OPEN)
     if rounds.empty:
         return Headline("No verdict yet: no pruned round can be compared with dense.", OPEN)
+    most_frequent = judgement.most_frequent
     if most_frequent == 1:
         text = "No verdict: all test examples have the same class, so their accuracy says nothing. Check the labels."
         return Headline(text, BAD)
-    best = max(dense[rule.metric.early_stop].mean(), dense[rule.metric.final].mean())
+    best = max(dense[metric.early_stop].mean(), dense[metric.final].mean())
     # The dense network is hardly better than naming the most frequent class each time.
     if best - most_frequent < _HARDLY * (1 - most_frequent):
         text = (
@@ -106,8 +108,9 @@ def limits(judgement: Judgement) -> list[str]:
 
 
 def _shown(judgement: Judgement) -> Headline:
-    rule, winning, matching = judgement.rule, judgement.shown.get(WINNING), judgement.shown[MATCHING]
-    sparsest = winning or matching
+    rule = judgement.rule
+    winning = judgement.shown.get(WINNING)
+    sparsest = winning or judgement.shown[MATCHING]
     assert sparsest is not None
     clearest = _clearest(judgement, sparsest)
     where = ": there "
@@ -207,7 +210,8 @@ def _nearest(rounds: Table, rule: Rule) -> Headline:
         if rule.metric.is_loss:
             lost = f"the loss of every round is more than {_tolerance(rule)} above that of dense"
         return Headline(f"No {rule.word} ticket: {lost}. The best has {_in_words(_best(rounds), rule)}.", BAD)
-    line, nearest = verdicts.sparsest(undecided[undecided["mean"] >= rule.bound]), "The sparsest undecided ticket"
+    nearest = "The sparsest undecided ticket"
+    line = verdicts.sparsest(undecided[undecided["mean"] >= rule.bound])
     if line is None:
         line, nearest = _best(undecided), "The nearest ticket"
     unsure = _too_few(line["replicates"])
@@ -249,7 +253,8 @@ def _tolerance(rule: Rule) -> str:
 
 def _in_words(line: Mapping[str, Any], rule: Rule) -> str:
     """Give a line of `verdicts.judged` in per cent of the weights, and in percentage points or per cent of the loss."""
-    num, metric = int(line["replicates"]), rule.metric
+    metric = rule.metric
+    num = int(line["replicates"])
     has_ends = num > 1 and math.isfinite(line["low"])
     interval = metric.interval(line["low"], line["high"]) if has_ends else ()
     mean, *ends = metric.in_words(line["mean"], *interval)
@@ -262,9 +267,11 @@ def _in_words(line: Mapping[str, Any], rule: Rule) -> str:
 
 
 def _end_in_words(line: Mapping[str, Any], rule: Rule) -> str:
-    metric, low, high = rule.metric, line["final_low"], line["final_high"]
+    metric = rule.metric
     word = " loss" if metric.is_loss else " points"
-    if math.isinf(low):
-        return f"{metric.in_words(line['final_mean'])[0]}{word}"
-    mean, low, high = metric.in_words(line["final_mean"], *metric.interval(low, high))
+    if math.isinf(line["final_low"]):
+        (mean,) = metric.in_words(line["final_mean"])
+        return f"{mean}{word}"
+    ends = metric.interval(line["final_low"], line["final_high"])
+    mean, low, high = metric.in_words(line["final_mean"], *ends)
     return f"{mean}{word} ({low} to {high})"

@@ -266,8 +266,8 @@ def two_way(found: Table, measure: str, tolerance: float) -> TextTable:
         "over seeds and test examples": ("both", str),
         "verdict": ("two_way_verdict", str),
     }
-    num, examples = found["replicates"], found["examples"].iloc[0]
-    over = formatting.replicates(num.min(), num.max())
+    examples = found["examples"].iloc[0]
+    over = formatting.replicates(found["replicates"].min(), found["replicates"].max())
     key = {
         "over seeds": f"95 % t interval over {over}, for this test set of {examples:,} examples",
         "over seeds and test examples": "95 % interval for other seeds and other test examples of the same kind",
@@ -309,7 +309,8 @@ def aggregated(found: Table, tasks: Sequence[str]) -> TextTable:
 
 def published(lines: Sequence[Mapping[str, str]], notes: Iterable[str]) -> TextTable:
     """List a run beside numbers with their sources, from the results of `lottery.statistics.published.compare`."""
-    numbers, rows = numbered(lines), []
+    numbers = numbered(lines)
+    rows = []
     for line in lines:
         place = numbers[line["source"], line["reference"], line["link"]]
         stated = f"{line['stated']} ({line['bound']})"

@@ -104,9 +104,10 @@ def table(run: Path, tolerance: float = ACCURACY.tolerance, confidence: float = 
     Raises:
         LotteryError: A network has no predictions, or was tested on other examples.
     """
-    networks, rule = _networks(run), Rule(tolerance=tolerance)
+    networks = _networks(run)
+    rule = Rule(tolerance=tolerance)
     rounds = sorted(round for branch, round in networks if branch == store.TICKET and round)
-    others = [branch for branch in dict.fromkeys(branch for branch, _ in networks) if branch != store.TICKET]
+    others = dict.fromkeys(branch for branch, _ in networks if branch != store.TICKET)
     lines = []
     for (measure, when), against, round in itertools.product(PREDICTIONS.items(), ["dense", *others], rounds):
         tickets = networks[store.TICKET, round]

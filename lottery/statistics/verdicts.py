@@ -269,8 +269,10 @@ def judged(rows: Table, rule: Rule = DEFAULT) -> Table:
     can_win = rule.word == WINNING
     budgets = _by_round(rows, rule, rule.metric.budget) if can_win else {}
     steps = _by_round(rows, rule, "early_stop_step", spacing=rule.margin) if can_win else {}
-    finals, special = _by_round(rows, rule, rule.metric.final), _special(rows, rule)
-    tickets, speeds = of_tickets(rows), _speeds(rows)
+    finals = _by_round(rows, rule, rule.metric.final)
+    special = _special(rows, rule)
+    speeds = _speeds(rows)
+    tickets = of_tickets(rows)
     censored = set(tickets[tickets["early_stop_step"] == rule.last_step]["round"])
     lines = []
     for number, line in _by_round(rows, rule, rule.metric.early_stop).items():
@@ -282,7 +284,7 @@ def judged(rows: Table, rule: Rule = DEFAULT) -> Table:
         if line["verdict"] == CANNOT_TELL and math.isfinite(line["low"]):
             distance = line["mean"] + rule.tolerance
             line["needed"] = power.num_needed(distance, line["std"], line["replicates"], rule.confidence)
-        budget, step, final = budgets.get(number), steps.get(number), finals.get(number)
+        budget = budgets.get(number)
         if budget:
             line |= _ends(budget, "budget")
             line["winning_p"] = rule.p_value(budget, rule.bound)
@@ -290,9 +292,11 @@ def judged(rows: Table, rule: Rule = DEFAULT) -> Table:
             # Within the budget is the harder test, so it goes over the verdict at the early-stop step.
             if budget["low"] >= rule.bound:
                 line["verdict"] = WINNING
+        step = steps.get(number)
         if step:
             line |= _ends(step, "step")
             line["early_stop"] = _early_stop(step, rule, number in censored, 0 in censored)
+        final = finals.get(number)
         if final:
             line |= _ends(final, "final")
             line["final_verdict"] = rule.verdict(final["low"], final["high"])
@@ -357,7 +361,8 @@ def _speeds(rows: Table) -> dict[int, float]:
     Gives the mean by round over the replicates that have it; NaN if the ticket of one of these never has that loss, or
     the dense network has it before it is trained.
     """
-    tickets, dense = of_tickets(rows), of_dense(rows).set_index("replicate")["dense_loss_step"].astype(float)
+    tickets = of_tickets(rows)
+    dense = of_dense(rows).set_index("replicate")["dense_loss_step"].astype(float)
     shares = tickets["dense_loss_step"].astype(float) / tickets["replicate"].map(dense[dense > 0])
     # The mean of only those that get there would be too fast.
     return shares.groupby(tickets["round"]).agg(lambda values: values.mean(skipna=False)).to_dict()
