@@ -156,14 +156,15 @@ def _others(dense: StoredRound, reasons: Mapping[str, str]) -> int:
     return sum(dense.weights[name].size for name in trained)
 
 
-def total(run: Path, rows: Table | None = None) -> dict[str, float | int | None]:
+def total(run: Path, rows: Table = None) -> dict[str, float | int | None]:
     """Compute the cost of a run so far: ``networks``, ``steps``, ``seconds`` with evaluations, and ``examples`` seen.
 
     Branches are included, and each example is counted as often as it was seen. ``examples`` is None for the caller's
     own data other than pixels of a byte, whose batches may have had another size. `rows` are those of `table`, which
     is read where they are not given.
     """
-    rows = table(run) if rows is None else rows
+    if rows is None:
+        rows = table(run)
     experiment = store.read_experiment(run)
     overrides = [stored.record.get("overrides", {}).get("train", {}) for stored in stored_rounds(run)]  # of transfers
     sizes = [changed.get("batch_size", experiment.train.batch_size) for changed in overrides]

@@ -100,7 +100,9 @@ def pairs(found: Table) -> list[str]:
 
     Those of ``"two runs, one replicate"`` share their initial weights if the runs have one seed.
     """
-    first, other = (found[column].str.rpartition(":") for column in ("one", "other"))
+    # What stands before the colon, the colon, and the replicate.
+    first = found["one"].str.rpartition(":")
+    other = found["other"].str.rpartition(":")
     two = np.where(first[2] == other[2], "two runs, one replicate", "two runs")
     return np.where(first[0] == other[0], "one run", two).tolist()
 
@@ -239,13 +241,10 @@ def _drawn(kept: Masks, random: np.random.Generator) -> Masks:
     }
 
 
-def _height(table: Table, width: float, **options: Any) -> float:
-    return 0.85 * width - style.letters(4)
-
-
 def _views(table: Table) -> list[dict[str, int]]:
     """List a figure for each of at most three rounds, up to that of the table."""
-    return [{"round": index} for index in style.chosen(range(1, int(table["round"].iloc[0]) + 1), 3)]
+    last = int(table["round"].iloc[0])
+    return [{"round": number} for number in style.chosen(range(1, last + 1), 3)]
 
 
 OVERLAP = Analysis(
@@ -253,7 +252,7 @@ OVERLAP = Analysis(
     overlap,
     "Masks of replicates, or of several runs, compared with each other and with chance.",
     columns=("overlap", "chance"),
-    height=_height,
+    height=lambda table, width, **options: 0.85 * width - style.letters(4),  # square cells beside the colour bar
     chapter="Masks",
     caption=_caption,
     views=_views,

@@ -48,8 +48,7 @@ def figure(found: Table, ax: Any = None) -> Any:
     return ax
 
 
-def save(found: Table, path: str | Path, title: str = "") -> Path:
+def save(found: Table, path: str | Path) -> Path:
     """Draw `figure` to a file, whose ending decides the format (png, svg, pdf), and return its path."""
     sheet = sheets.SHEETS["screen"]
-    draw = functools.partial(figure, found)
-    return sheets.write(path, lambda: layout.drawn(sheet, sheet.width, draw, title=title))
+    return sheets.write(path, lambda: layout.drawn(sheet, sheet.width, functools.partial(figure, found)))

@@ -1,6 +1,5 @@
 """The figures of a page about runs: as SVG in its colours, with the numbers of their points; and one that moves."""
 
-import inspect
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -93,21 +92,23 @@ def frames(run: ReportedRun, most: int = MOST) -> dict[str, Any] | None:
         rounds is too much.
     """
     num_places = run.table("inputs", rounds=(0,)).groupby("replicate").size().max()
-    lengths = of_tickets(run.rows).groupby("replicate")["round"].max() + 1
+    num_rounds = of_tickets(run.rows).groupby("replicate")["round"].max() + 1
     room = int(most // num_places)
     if room < 2:
         return None
-    everything = int(lengths.sum()) <= room
-    rounds = range(int(lengths.max())) if everything else style.chosen(range(int(lengths.iloc[0])), room)
-    table = run.table("inputs", rounds=tuple(rounds))
-    if not everything:
-        table = table[table["replicate"] == lengths.index[0]]
+    if num_rounds.sum() <= room:
+        table = run.table("inputs", rounds=tuple(range(num_rounds.max())))
+    else:
+        # Of the first replicate, as many rounds as there is room for.
+        rounds = style.chosen(range(num_rounds.iloc[0]), room)
+        table = run.table("inputs", rounds=tuple(rounds))
+        table = table[table["replicate"] == num_rounds.index[0]]
     found = []
     shape: tuple[int, ...] = ()
-    for (replicate, index, density), part in table.groupby(["replicate", "round", "density"]):
+    for (replicate, number, density), part in table.groupby(["replicate", "round", "density"]):
         image = inputs.image(part)
-        shape = image.shape
-        where = {"replicate": int(replicate), "round": int(index), "density": round(float(density), 4)}
+        shape = image.shape  # the same in all
+        where = {"replicate": int(replicate), "round": int(number), "density": round(float(density), 4)}
         found.append(where | {"counts": image.ravel().tolist()})
     weight, what, of = table.iloc[0][["weight", "what", "of"]]
     channels = int(table["channel"].max()) + 1
@@ -145,14 +146,12 @@ def _drawn(run: ReportedRun, kind: str, analysis: Analysis, branches: Sequence[s
     if "branch" in table:
         table = table[table["branch"].isin(branches)]
     views = analysis.views(table) if analysis.views else [{}]
-    readable = inspect.signature(analysis.table).parameters
     found = []
     for options in views:
-        reading = {name: value for name, value in options.items() if name in readable}
-        options = {name: value for name, value in options.items() if name in plots.options_of(kind)}
-        # An option that only the reading takes needs a table of its own.
-        part = run.table(kind, **reading) if reading.keys() - options.keys() else table
-        found.append(figure(part, kind, **options))
+        drawing = {name: value for name, value in options.items() if name in plots.options_of(kind)}
+        # What the figure does not take, such as the round of an overlap, decides what is read.
+        part = table if drawing == options else run.table(kind, **options)
+        found.append(figure(part, kind, **drawing))
     return found
 
 
