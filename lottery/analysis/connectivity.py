@@ -250,10 +250,10 @@ def _by_step(tried: list[dict[str, Any]], index: int) -> str:
     if first is None:
         lowest = min(tried, key=lambda line: line["mean"])
         steps = ", ".join(str(line["step"]) for line in tried)
-        at = "" if len(tried) == 1 else f", at the lowest, from step {lowest['step']},"
+        at = f" from step {lowest['step']}, the lowest," if len(tried) > 1 else ""
         return f"{who} is not stable at any step tried ({steps}): its test-error barrier{at} is {lowest['text']}"
-    not_later = [str(line["step"]) for line in tried if line["step"] > first["step"] and not line["stable"]]
-    but = f"; but it is not from {', '.join(not_later)}" if not_later else ""
+    not_later = [line["step"] for line in tried if line["step"] > first["step"] and not line["stable"]]
+    but = f", but from {ranges(not_later, 'step')} it is not" if not_later else ""
     return f"{who} is stable from step {first['step']} on: its test-error barrier is {first['text']}{but}"
 
 

@@ -1,5 +1,6 @@
 """Loss and accuracy while training, at every evaluation of every network of a run."""
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, Unpack
@@ -110,8 +111,10 @@ def _averaged(curves: Table, measure: str, most: int) -> tuple[Table, int]:
     # An evaluation at step 0 has the place 0, alone.
     place = steps.rank(method="first").astype(int) - (steps.transform("min") == 0)
     # Where the only evaluation is at step 0, all places are 0.
-    together = -(-int(place.max()) // max(most, 1)) or 1
-    groups = curves.assign(place=-(-place // together)).groupby(["replicate", "round", "place"], as_index=False)
+    together = max(1, math.ceil(place.max() / max(most, 1)))
+    # Rounded up, so that step 0 stays alone.
+    place = (place + together - 1) // together
+    groups = curves.assign(place=place).groupby(["replicate", "round", "place"], as_index=False)
     return groups.agg(step=("step", "mean"), density=("density", "first"), **{measure: (measure, "mean")}), together
 
 

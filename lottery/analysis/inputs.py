@@ -158,7 +158,7 @@ def figure(table: Table, ax: Any = None, replicate: int | None = None, rounds: I
         density = images.table[images.table["round"] == index]["density"].iloc[0]
         ax.text(left, top - 0.15 * line, f"round {index}, density {density:.3g}", fontsize="small", va="bottom")
     ax.set_xlim(0, across * (columns + gap) - gap)
-    # The axis points down, as rows of pixels do.
+    # The axis points down, as rows of pixels do, and begins a line of text above the first images.
     ax.set_ylim(down * (tall + line) - line, -line)
     if images.is_strip:
         ax.set(aspect="auto", frame_on=False, yticks=[], xlabel=f"{images.place}, from 0")

@@ -66,7 +66,7 @@ def grid(num: int, width: float) -> tuple[int, int]:
     most = max(2, int((width - style.letters(3)) / style.letters(8)))
     wanted = 2 if num == 4 else min(num, 3)  # four panels are two rows of two
     across = min(most, wanted)
-    return across, -(-num // across)
+    return across, math.ceil(num / across)
 
 
 def panels(ax: Any, num: int) -> list[Any]:

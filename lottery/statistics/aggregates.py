@@ -56,7 +56,7 @@ def scores(
     """
     labels = comparison.labelled([Path(run) for run in runs])
     if len(labels) < 2:
-        raise LotteryError("compare needs two runs or more.")
+        raise LotteryError("compare needs two different runs or more.")
     comparison.check_metrics(labels.values())
     cells = _divided(labels.values(), by) if by else {("", task): run for task, run in labels.items()}
     return gathered({cell: results.table(run) for cell, run in cells.items()}, densities, within)

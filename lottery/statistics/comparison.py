@@ -95,7 +95,7 @@ def compared(tables: Mapping[str, Table], within: float = WITHIN) -> Table:
 
     metric = _common_metric(tables)
     if len(tables) < 2:
-        raise LotteryError("compare needs two runs or more.")
+        raise LotteryError("compare needs two different runs or more.")
     chains = {name: of_tickets(rows) for name, rows in tables.items()}
     first = next(iter(chains))
     reference = chains.pop(first)

@@ -104,8 +104,8 @@ def _key_of_rounds(judgement: Judgement, points: Table) -> dict[str, str]:
     num = int(points["replicates"].max())
     over = "n" if points["replicates"].nunique() > 1 else num
     mean = f"mean and standard deviation (±) over {over} replicates" if num > 1 else "of one replicate"
-    side, bound = metric.bound(rule.tolerance).split(" ", 1)
-    other = "below" if side == "above" else "above"
+    side, other = metric.sides
+    bound = metric.bound(rule.tolerance)
     too_few = f"{formatting.replicates(num)} {'is' if num == 1 else 'are'} too few to decide"
     key = {
         verdicts.WINNING: f"the 95 % interval within the dense network's budget is {side} {bound}; the budget is the "
@@ -271,8 +271,8 @@ def two_way(found: Table, measure: str, tolerance: float) -> TextTable:
     key = {
         "over seeds": f"95 % t interval over {over}, for this test set of {examples:,} examples",
         "over seeds and test examples": "95 % interval for other seeds and other test examples of the same kind",
-        verdicts.MATCHING: f"this interval is {ACCURACY.bound(tolerance)}, see --tolerance; the early-stop step is not "
-        "tested here. Each verdict is on its round alone",
+        verdicts.MATCHING: f"this interval is above {ACCURACY.bound(tolerance)}, see --tolerance; the early-stop step "
+        "is not tested here. Each verdict is on its round alone",
     }
     return text_tables.of_rows(rows, columns, key=key, leave_out=("density", "over seeds"), tones=verdicts.TONES)
 

@@ -706,13 +706,13 @@ def test_sentences_about_barriers():
     told = f"1.20 % (3 replicates, 95 % interval {1.2 - half:.2f} to {1.2 + half:.2f} %)."
     assert said(*dense) == [f"The dense network is stable from step 0 on: its test-error barrier is {told}"]
     assert said((1, 0, 0, 1.0, 0.3), (1, 0, 50, 1.0, 0.2)) == [
-        "The dense network is not stable at any step tried (0, 50): its test-error barrier, at the lowest, from step "
-        "50, is 20.00 % (1 replicate)."
+        "The dense network is not stable at any step tried (0, 50): its test-error barrier from step "
+        "50, the lowest, is 20.00 % (1 replicate)."
     ]
     steps = [(1, 7, 0, 0.2, 0.3), (1, 7, 50, 0.2, 0.001), (1, 7, 90, 0.2, 0.05), (1, 9, 50, 0.1, 0.4)]
     assert said(*steps) == [
-        "Round 7 (density 20 %) is stable from step 50 on: its test-error barrier is 0.10 % (1 replicate); but it is "
-        "not from 90.",
+        "Round 7 (density 20 %) is stable from step 50 on: its test-error barrier is 0.10 % (1 replicate), but from "
+        "step 90 it is not.",
         "Rewound to step 0, no pruned network tried is stable: round 7 (density 20 %) has the lowest test-error "
         "barrier, 30.00 % (1 replicate).",
         "Rewound to step 50, networks are stable down to density 20 %: at round 7 (density 20 %) the test-error "

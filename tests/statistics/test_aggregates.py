@@ -180,7 +180,7 @@ def test_the_command(small_run, tmp_path, lottery_command, traced_once):
         ([*words, "--density", "much"], "--density must be fractions, such as 0.2,0.05, not 'much'"),
         ([*words[:3], "--by", "prune.rate"], "--by goes with --aggregate alone"),
         ([*words, "--by", "prune.criteria"], "Did you mean 'prune.criterion'?"),
-        ([*words[:2], "--aggregate"], "compare needs two runs or more"),
+        ([*words[:2], "--aggregate"], "compare needs two different runs or more"),
         (
             ["compare", small_run.path, random.path, "--aggregate", "--by", "prune.rate"],
             "have the same data, model and",

@@ -109,7 +109,7 @@ def test_intervals_of_accuracies_stay_inside_0_and_1():
 
 
 def test_what_cannot_be_compared_is_refused():
-    with pytest.raises(LotteryError, match="compare needs two runs or more"):
+    with pytest.raises(LotteryError, match="compare needs two different runs or more"):
         comparison.compared({"a": made_up(FIRST)})
     with pytest.raises(LotteryError, match="No run has a round whose density is within 5 % of a round of a"):
         comparison.compared({"a": made_up(FIRST), "b": made_up([[0.9]], densities=(0.3,))})
@@ -153,7 +153,7 @@ def test_the_command(small_run, tmp_path, traced_once):
         accuracy
     )
     for wrong, message in (
-        (["compare", str(small_run.path), str(small_run.path)], "compare needs two runs or more"),
+        (["compare", str(small_run.path), str(small_run.path)], "compare needs two different runs or more"),
         ([*words, "--rounds", "99"], "do not share round 99. --rounds can be"),
     ):
         assert message in str(CliRunner().invoke(cli.app, wrong).exception)
