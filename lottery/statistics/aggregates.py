@@ -16,7 +16,7 @@ import numpy as np
 
 from lottery import config
 from lottery.errors import LotteryError, missing
-from lottery.formatting import listed, ranges
+from lottery.formatting import listed, percent, ranges
 from lottery.runs import store
 from lottery.statistics import comparison, intervals, results
 from lottery.statistics.comparison import WITHIN
@@ -141,9 +141,9 @@ def profile(found: Table) -> Table:
 
 
 def notes(found: Table) -> list[str]:
-    """Name the replicates that `summary` and `profile` leave out, in a sentence for each task that has any."""
-    sentences = {}
-    for _, part in found.groupby("at"):
+    """Name the replicates that `summary` and `profile` leave out, and where, in sentences for each task."""
+    places: dict[str, list[str]] = {}  # the densities at which something is left out
+    for at, part in found.groupby("at", sort=False):
         complete = _complete(part)
         num = min(map(len, complete.values()))
         for task, replicates in complete.items():
@@ -151,9 +151,14 @@ def notes(found: Table) -> list[str]:
             reasons = {"which lack a method": incomplete, f"because another task has only {num}": replicates[num:]}
             for why, left_out in reasons.items():
                 if left_out:
-                    what = f"{ranges(left_out, 'replicate')} of {task}"
-                    sentences[what] = f"Left out: {what}, {why}."
-    return list(sentences.values())
+                    what = f"{ranges(left_out, 'replicate')} of {task}, {why}"
+                    places.setdefault(what, []).append(percent(at))
+    sentences = []
+    for what, densities in places.items():
+        everywhere = len(densities) == found["at"].nunique()
+        where = "" if everywhere else f" at density {listed(densities)}"
+        sentences.append(f"Left out{where}: {what}.")
+    return sentences
 
 
 def dependent(runs: Sequence[str | PathLike[str]]) -> list[str]:

@@ -43,7 +43,7 @@ def headline(judgement: Judgement) -> Headline:
     text, tone = _found(judgement)
     stored, wanted = judgement.trained or (0, 0)
     if stored < wanted:
-        text = f"So far, with {stored:,} of {wanted:,} networks trained: {text[0].lower()}{text[1:]}"
+        text = f"With {stored:,} of {wanted:,} networks trained so far, {text[0].lower()}{text[1:]}"
     return Headline(" ".join([*judgement.cautions, text]), BAD if judgement.cautions else tone)
 
 

@@ -51,7 +51,7 @@ def test_a_notebook_shows_the_verdict_the_table_and_the_figure(small_run, tmp_pa
     shutil.rmtree(copy / "replicate-2" / "round-03")
     part = lottery.load(copy)
     assert (
-        part.verdict()[0].startswith("So far, with 7 of 8 networks trained: ")
+        part.verdict()[0].startswith("With 7 of 8 networks trained so far, ")
         and part.verdict()[0] in part._repr_html_()
     )
     for replicate in (1, 2):

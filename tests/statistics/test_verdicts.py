@@ -339,7 +339,7 @@ def test_the_headline_of_a_run_that_is_not_complete():
     assert headline(rows, trained=(12, 12)) == headline(rows)
     said = headline(rows, trained=(1200, 5000))
     assert said.text.startswith(
-        "So far, with 1,200 of 5,000 networks trained: winning tickets down to 64 % of the weights"
+        "With 1,200 of 5,000 networks trained so far, winning tickets down to 64 % of the weights"
     )
     assert said.tone == "good" and sentences_of(rows, trained=(1200, 5000))[0] == said.text
 
