@@ -124,8 +124,8 @@ class Run:
         """
         reading = {key: options[key] for key in ("rounds", "round", "matched") if key in options}
         table = plots.read(self.path, kind, **reading)
-        known = plots.options_of(kind)
-        return plots.drawn(table, kind, **{key: options[key] for key in options if key in known or key not in reading})
+        of_table = reading.keys() - set(plots.options_of(kind))
+        return plots.drawn(table, kind, **{key: options[key] for key in options.keys() - of_table})
 
     def report(self, out: str | Path, tolerance: float | None = None, author: str = "") -> Path:
         """Write the HTML page about this run, and return its path; see `lottery.report.write`."""
@@ -265,9 +265,9 @@ def sweep(
     Raises:
         LotteryError, Stopped: As for `run`; before any training if an experiment is wrong.
     """
+    points = sweeping.points(source, overrides)
     import_code = import_code or config.names_network(source, overrides)
-    runs = sweeping.sweep(source, overrides, out, Execution(**options), import_code=import_code)
-    return [Run(path) for path in runs]
+    return [Run(path) for path in sweeping.sweep(points, out, Execution(**options), import_code=import_code)]
 
 
 def branch(
@@ -345,10 +345,9 @@ def _divided(
     """Divide the options of a call by what they are about; a caller whose tables name a network trusts its module."""
     _check_options(options)
     # A TypedDict has no isinstance, so options are told apart by their names.
-    own = Options.__annotations__.keys() - ExecutionOptions.__annotations__.keys()
-    passed = {key: options[key] for key in options if key in own}
+    own = options.keys() - ExecutionOptions.__annotations__.keys()
+    passed = {key: options[key] for key in own}
     if names_network:
         # Who types the name of a module has chosen to run it; a file may be a stranger's.
         passed["import_code"] = True
-    execution = Execution(**{key: options[key] for key in options if key not in own})
-    return Ingredients(model, data, **passed), execution
+    return Ingredients(model, data, **passed), Execution(**{key: options[key] for key in options.keys() - own})

@@ -113,8 +113,8 @@ def load(
             del tables["prune"]["rates"]  # they are for the output layer of its own model, whose units always stay
     else:
         tables = source if isinstance(source, Mapping) else read(Path(source))
+    experiment = validated(merged(_plain(tables), _plain(overrides or {})))
     # Fairness is asked here alone: what a run was stored with can always be read.
-    experiment = validated(_plain(merged(tables, overrides or {})))
     _check_fair(experiment)
     return experiment
 
@@ -259,33 +259,45 @@ def parsed(path: Path, content: bytes) -> dict[str, Any]:
 
 def merged(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Override tables: sections are merged key by key, and a value that is a table is replaced as a whole."""
-    merged = dict(tables)
+    found = dict(tables)
     for section, values in overrides.items():
         if not isinstance(values, Mapping):
-            merged[section] = values
+            found[section] = values
             continue
-        inner = dict(merged[section]) if isinstance(merged.get(section), Mapping) else {}
-        if section == "data" and {"name", "path"} & set(values):
-            # What the file says of the data that are replaced.
-            gone = {"num_examples", "fingerprint"}
-            before = inner.get("name", Data().name)
-            if values.get("name", before) != before:
-                gone.add("path")
-            inner = {key: value for key, value in inner.items() if key not in gone}
-        if section == "prune":
-            if {"densities", "n_of_m"} & set(values):  # they replace the other keys of rounds and rates
-                inner = {key: value for key, value in inner.items() if key not in ("num_rounds", "rates", "rate")}
-            if {"final_density", "num_rounds"} & set(values) and (inner | dict(values)).get("final_density"):
-                inner.pop("rate", None)  # it follows from the two
+        before = found.get(section)
+        before = before if isinstance(before, Mapping) else {}
+        gone = _voided(section, before, values)
+        inner = {key: value for key, value in before.items() if key not in gone}
         for key, value in values.items():
-            head, dot, tail = key.partition(".")
-            if dot and not isinstance(inner.get(head, {}), Mapping):
+            # A key that is no text is refused later, with all other unknown keys.
+            head, dot, tail = str(key).partition(".")
+            if not dot:
+                inner[head] = value
+                continue
+            table = inner.get(head, {})
+            if not isinstance(table, Mapping):
                 why = f"{section}.{head} has a value and the key {tail!r}"
                 raise LotteryError(f"Overrides contradict each other: {why}.")
-            inner[head] = {**inner.get(head, {}), tail: value} if dot else value
-        merged[section] = inner
-    _drop_later_controls(merged, overrides)
-    return merged
+            inner[head] = {**table, tail: value}
+        found[section] = inner
+    _drop_later_controls(found, overrides)
+    return found
+
+
+def _voided(section: str, before: Mapping[str, Any], values: Mapping[str, Any]) -> set[str]:
+    """Return the keys of a section whose values, from before, mean nothing beside those that override others."""
+    gone: set[str] = set()
+    if section == "data" and {"name", "path"} & set(values):
+        gone = {"num_examples", "fingerprint"}  # of the data that are replaced
+        name = before.get("name", Data().name)
+        if values.get("name", name) != name:
+            gone.add("path")
+    if section == "prune":
+        if {"densities", "n_of_m"} & set(values):  # they replace the other keys of rounds and rates
+            gone |= {"num_rounds", "rates", "rate"}
+        if {"final_density", "num_rounds"} & set(values) and {**before, **values}.get("final_density"):
+            gone.add("rate")  # it follows from the two
+    return gone
 
 
 def _drop_later_controls(merged: dict[str, Any], overrides: Mapping[str, Any]) -> None:
@@ -295,8 +307,11 @@ def _drop_later_controls(merged: dict[str, Any], overrides: Mapping[str, Any]) -
     if chosen or not isinstance(prune, Mapping) or not isinstance(merged.get("run"), Mapping):
         return
     rounds, last = merged["run"].get("control_rounds"), prune.get("num_rounds", implied_rounds(prune))
-    if type(last) is int and isinstance(rounds, (list, tuple)) and rounds:
-        left = [index for index in rounds if index <= last] or [last]
+    if type(last) is not int or not isinstance(rounds, (list, tuple)) or not rounds:
+        return
+    # Nothing is validated yet: of what is no whole number, the error comes later.
+    if all(type(number) is int for number in rounds):
+        left = [number for number in rounds if number <= last] or [last]
         merged["run"] = {**merged["run"], "control_rounds": left if last else ALL}
 
 
@@ -317,6 +332,8 @@ def _plain(value: Any) -> Any:
     """Make Python's own numbers and lists of those of NumPy, which a caller in Python may have computed."""
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
     return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
 
 

@@ -1,6 +1,7 @@
 """Data sets by name or from the caller, split into training, validation and test; how their pixels are scaled."""
 
 import itertools
+import operator
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -27,10 +28,10 @@ class Scaling(NamedTuple):
 
     mean: np.ndarray  # a number, or one for each channel, as the standard deviation
     standard_deviation: np.ndarray
-    unit_norm: bool  # each example then has the length 1, if it is not zero everywhere
+    unit_norm: bool = False  # each example then has the length 1, if it is not zero everywhere
 
 
-UNSCALED = Scaling(np.zeros((), np.float32), np.ones((), np.float32), unit_norm=False)
+UNSCALED = Scaling(np.zeros((), np.float32), np.ones((), np.float32))
 
 
 def _standardize(x: np.ndarray) -> Scaling:
@@ -46,12 +47,12 @@ def _standardize(x: np.ndarray) -> Scaling:
     mean = fractions @ levels
     deviation = np.sqrt(np.sum(fractions * (levels - mean[:, None]) ** 2, axis=1))
     # A channel that is the same everywhere becomes 0, and not NaN.
-    return Scaling(mean.astype(np.float32), np.where(deviation > 0, deviation, 1).astype(np.float32), unit_norm=False)
+    return Scaling(mean.astype(np.float32), np.where(deviation > 0, deviation, 1).astype(np.float32))
 
 
 def _unit(x: np.ndarray) -> Scaling:
     """Scale pixels to numbers from 0 to 1."""
-    return Scaling(np.zeros((), np.float32), np.full((), 255, np.float32), unit_norm=False)
+    return Scaling(np.zeros((), np.float32), np.full((), 255, np.float32))
 
 
 def _unit_norm(x: np.ndarray) -> Scaling:
@@ -154,22 +155,28 @@ def load(settings: Data) -> Splits:
     if "x_validation" in arrays:
         notes.append(f"The file has {len(splits.validation):,} validation examples; data.validation is not used.")
     usual = dataset.sha256.get(settings.num_examples)
-    if usual and datasets.sha256(arrays) != usual:
-        note = f"{settings.name} as generated here differs from the usual data in rounding or version, so results may "
-        notes.append(f"{note}differ.")
+    if usual and not path and datasets.sha256(arrays) != usual:
+        notes.append(
+            f"{settings.name} as generated here differs from the usual data in rounding or version, so results may "
+            "differ."
+        )
     return replace(splits, notes=(*splits.notes, *notes))
 
 
 def _file(settings: Data) -> tuple[Path | None, list[str]]:
     """Return the file of a data set, None if there is no such file, and sentences that a person should read."""
+    name = f"{settings.name}.npz"
+    if settings.path:
+        named = Path(settings.path)
+        if named.exists():
+            return named, []
+        name = named.name
     folder = os.environ.get("LOTTERY_DATA")
-    named = Path(settings.path) if settings.path else None
-    if named and named.exists():
-        return named, []
-    local = Path(folder, named.name if named else f"{settings.name}.npz") if folder else None
-    if local and local.exists():
-        return local, [f"There is no {settings.path!r}, so the data are read from {str(local)!r}."] if named else []
-    if named:
+    if folder and Path(folder, name).exists():
+        local = Path(folder, name)
+        note = f"There is no {settings.path!r}, so the data are read from {str(local)!r}."
+        return local, [note] if settings.path else []
+    if settings.path:
         raise LotteryError(
             f"There is no data file {settings.path!r}. Put it there, or set LOTTERY_DATA to the folder that holds it."
         )
@@ -257,8 +264,9 @@ def given(data: Any, settings: Data) -> Splits | Streams:
             )
         return splits
     # The value alone does not tell if somebody has asked for it.
-    if "validation" not in settings.model_fields_set and hasattr(parts[0], "__len__"):
-        tenth = max(1, (settings.num_examples or len(parts[0])) // 10)  # the default number is for MNIST
+    if "validation" not in settings.model_fields_set:
+        # The default number is for MNIST. What has no length is refused below, in a sentence.
+        tenth = max(1, (settings.num_examples or operator.length_hint(parts[0])) // 10)
         settings = settings.model_copy(update={"validation": min(settings.validation, tenth)})
     return split(dict(zip(KEYS, parts, strict=True)), settings)
 

@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,8 @@ class Dataset:
     sha256: Mapping[int, str] = field(default_factory=dict)
 
 
-def read_npz(path: Path, keys: tuple[str, ...] = KEYS) -> Arrays:
-    """Read the arrays of a file, by default the four that Keras uses; nothing is unpickled.
+def read_npz(path: Path) -> Arrays:
+    """Read the four arrays of a file, by the names that Keras uses; nothing is unpickled.
 
     Validation examples are added where the file has ``x_validation`` and ``y_validation``, before the test examples.
     """
@@ -56,9 +57,9 @@ def read_npz(path: Path, keys: tuple[str, ...] = KEYS) -> Arrays:
             if isinstance(file, np.ndarray):
                 raise LotteryError(
                     f"The data file {str(path)!r} holds one array, as np.save writes it. Write a file with the arrays "
-                    f"{', '.join(keys)} with np.savez."
+                    f"{', '.join(KEYS)} with np.savez."
                 )
-            if missing := [key for key in keys if key not in file.files]:
+            if missing := [key for key in KEYS if key not in file.files]:
                 found = ", ".join(file.files) or "nothing"
                 raise LotteryError(f"The data file {str(path)!r} lacks {', '.join(missing)}; it has {found}.")
             own = [key for key in VALIDATION if key in file.files]
@@ -67,9 +68,7 @@ def read_npz(path: Path, keys: tuple[str, ...] = KEYS) -> Arrays:
                     f"The data file {str(path)!r} has {own[0]} alone; it must have both or neither of "
                     f"{' and '.join(VALIDATION)}."
                 )
-            if keys == KEYS and own:
-                keys = (*KEYS[:2], *VALIDATION, *KEYS[2:])
-            return {key: file[key] for key in keys}
+            return {key: file[key] for key in (*KEYS[:2], *own, *KEYS[2:])}
     except LotteryError:
         raise
     except Exception as error:  # a truncated file can fail in each of the libraries that read it
@@ -122,7 +121,7 @@ def _mnist1d(num_examples: int = 0) -> Arrays:
     # Others may be able to write to the folder: without a home it is the one for temporary files.
     cache = _keras_home() / "datasets" / f"lottery-mnist1d-{num_examples}-{pinned[:8]}.npz"
     with contextlib.suppress(LotteryError):  # absent, unreadable or damaged
-        arrays = read_npz(cache, KEYS)
+        arrays = read_npz(cache)
         if sha256(arrays) == pinned:
             return arrays
     arrays = _generate_mnist1d(num_examples)
@@ -143,7 +142,7 @@ def _keras_home() -> Path:
         return Path(tempfile.gettempdir(), ".keras")
 
 
-def _generate_mnist1d(num_examples: int = MNIST1D_EXAMPLES) -> Arrays:
+def _generate_mnist1d(num_examples: int) -> Arrays:
     # The package draws from the global generators of NumPy and Python, which are the caller's.
     with randomness.python_and_numpy_put_back():
         from mnist1d.data import get_dataset_args, make_dataset
@@ -158,20 +157,17 @@ def _generate_mnist1d(num_examples: int = MNIST1D_EXAMPLES) -> Arrays:
     return arrays
 
 
-def _from_keras(name: str) -> Callable[[], Arrays]:
-    def fetch() -> Arrays:
-        import keras
+def _from_keras(name: str) -> Arrays:
+    import keras
 
-        try:
-            (x_train, y_train), (x_test, y_test) = getattr(keras.datasets, name).load_data()
-        except Exception as error:  # Keras raises a bare Exception where there is no network
-            raise LotteryError(
-                f"{name} is not on this machine and could not be downloaded ({_reason(error)}); put {name}.npz, with "
-                f"the arrays {', '.join(KEYS)}, into the folder that LOTTERY_DATA names, or set data.path to it."
-            ) from None
-        return dict(zip(KEYS, (x_train, y_train, x_test, y_test), strict=True))
-
-    return fetch
+    try:
+        (x_train, y_train), (x_test, y_test) = getattr(keras.datasets, name).load_data()
+    except Exception as error:  # Keras raises a bare Exception where there is no network
+        raise LotteryError(
+            f"{name} is not on this machine and could not be downloaded ({_reason(error)}); put {name}.npz, with "
+            f"the arrays {', '.join(KEYS)}, into the folder that LOTTERY_DATA names, or set data.path to it."
+        ) from None
+    return dict(zip(KEYS, (x_train, y_train, x_test, y_test), strict=True))
 
 
 def _from_no_file() -> Arrays:
@@ -182,8 +178,8 @@ def _from_no_file() -> Arrays:
 DATASETS: dict[str, Dataset] = {
     "mnist1d": Dataset(_mnist1d, _mnist1d, shape=(40,), is_pixels=False, is_local=True, sha256=MNIST1D_SHA256),
     "digits": Dataset(_digits, shape=(8, 8), is_local=True),
-    "mnist": Dataset(_from_keras("mnist"), shape=(28, 28)),
-    "fashion_mnist": Dataset(_from_keras("fashion_mnist"), shape=(28, 28)),
-    "cifar10": Dataset(_from_keras("cifar10"), shape=(32, 32, 3), has_label_columns=True),
+    "mnist": Dataset(partial(_from_keras, "mnist"), shape=(28, 28)),
+    "fashion_mnist": Dataset(partial(_from_keras, "fashion_mnist"), shape=(28, 28)),
+    "cifar10": Dataset(partial(_from_keras, "cifar10"), shape=(32, 32, 3), has_label_columns=True),
     "npz": Dataset(_from_no_file, needs_path=True),
 }

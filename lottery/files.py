@@ -150,14 +150,13 @@ class Layout(NamedTuple):
     arrays: dict[str, tuple[str, tuple[int, ...]]]  # type and shape by name
 
 
-def layout(path: Path, file: BinaryIO | None = None) -> Layout:
-    """Read the header of a file of arrays, and nothing else, or raise a `LotteryError` that names the file.
+def layout(path: Path) -> Layout:
+    """Read the header of a file of arrays, and nothing else, or raise a `LotteryError` that names the file."""
+    with opened(path) as file:
+        return _layout(path, file)
 
-    `file` is the same file, if it is open already, at its beginning.
-    """
-    if file is None:
-        with opened(path) as file:
-            return layout(path, file)
+
+def _layout(path: Path, file: BinaryIO) -> Layout:
     length = int.from_bytes(file.read(8), "little")
     # The file claims its length, and Python would ask for as much memory.
     if length > MOST_RECORD:
@@ -179,7 +178,7 @@ def read_packed(path: Path, check: Callable[[Layout], None] = lambda found: None
         LotteryError: The size of the file is not as its header says; or what `check` raises.
     """
     with opened(path) as file:
-        found = layout(path, file)
+        found = _layout(path, file)
         check(found)
         size = os.fstat(file.fileno()).st_size
         if size != found.size:

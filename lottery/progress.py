@@ -65,7 +65,7 @@ OnEvent = Callable[[Event], None]
 Key = tuple[Path, int, int, str]  # run, replicate, round, branch
 
 BAR = 18  # characters of a bar
-APART = 0.1  # seconds between two drawings of the bars
+APART = 0.1  # seconds between two drawings of the bars, or two reports of how far a network is
 LEAST = 60  # characters of a line beside the name of a run
 LEFT = 5  # characters of the time that is left, up to an hour
 WINDOW = 1800.0  # seconds, at most, whose speed tells the time that is left
@@ -97,15 +97,15 @@ def tallied(on_event: OnEvent, spans: Mapping[Key, tuple[int, int]]) -> OnEvent:
     return tally
 
 
-def throttled(on_event: OnEvent, apart: float = 0.1) -> OnEvent:
-    """Leave out each `Step` that comes less than `apart` seconds after the one before."""
+def throttled(on_event: OnEvent) -> OnEvent:
+    """Leave out each `Step` that comes less than `APART` seconds after the last that was reported."""
     last = 0.0
 
     def throttle(event: Event) -> None:
         nonlocal last
         if isinstance(event, Step):
             now = time.monotonic()
-            if now - last < apart:
+            if now - last < APART:
                 return
             last = now
         on_event(event)

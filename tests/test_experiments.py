@@ -20,7 +20,7 @@ from lottery.runs import verification
 from lottery.training.settings import OF_COMPILING
 from tests.conftest import quietly
 
-NAMES = list(presets.paths())
+NAMES = list(config.shipped())
 # Those whose networks are too large for the default run, which has one Conv and one ResNet; `-m long` walks them too.
 LARGE = (
     "conv_2_cifar10", "conv_4_cifar10", "conv_6_cifar10", "lenet_mnist_criteria", "lenet_mnist_held_at",
@@ -126,7 +126,7 @@ def test_made_data_can_be_learned_and_have_the_shape_of_the_real(mnist_path):
 def test_list_show_and_copy(command, tmp_path):
     listed = json.loads(command("experiments", "ls", "--json").stdout)
     assert {row["name"] for row in listed} == set(NAMES)
-    assert presets.paths()[listed[0]["name"]].parent == Path(lottery.__file__).parent  # the default
+    assert config.shipped()[listed[0]["name"]].parent == Path(lottery.__file__).parent  # the default
     by_name = {row["name"]: (row["paper"], row["figure"]) for row in listed}
     assert by_name["conv_4_cifar10"] == ("Frankle & Carbin 2019", "figure 5")
     assert by_name["lenet_mnist"] == ("Frankle & Carbin 2019", "figures 1 and 3")

@@ -282,7 +282,7 @@ def check_run(given):
     first, values = given["experiment"], list(given["overrides"] or [])
     if first and "=" in first:
         first, values = None, [first, *values]
-    source = None if first is None else presets.find(first) if first in presets.paths() else ROOT / first
+    source = None if first is None else presets.find(first) if first in config.shipped() else ROOT / first
     assert config.load(source, config.parse_overrides(values))
 
 

@@ -108,7 +108,7 @@ def sweep(
     import_code = training.import_code or config.names_network(words)
     found = sweeping.points(file, words)
     with training.execution() as execution:
-        runs = sweeping.sweep(file, words, out, execution, tolerance, import_code)
+        runs = sweeping.sweep(found, out, execution, tolerance, import_code)
     rows = comparison.of_sweep(zip(runs, (point.values for point in found), strict=True), tolerance)
     if not as_data:
         shown = {key: rows[key].map(str) for key in found[0].values}

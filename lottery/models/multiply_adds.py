@@ -48,6 +48,12 @@ def of_kept(kept: Mapping[str, int], per_entry: Mapping[str, int | None]) -> int
     return None if None in known.values() else sum(kept[name] * (known[name] or 0) for name in kept)
 
 
+def of_dense(model: Any) -> int | None:
+    """Count the multiply-adds of a model without masks, as `of_kept` does."""
+    sizes = {name: math.prod(value.shape) for name, value in weights.prunable(model).items()}
+    return of_kept(sizes, per_entry(model))
+
+
 class Call(NamedTuple):
     """A call of a layer in a network, in as far as multiply-adds depend on it."""
 

@@ -3,14 +3,13 @@
 import contextlib
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import loky
 
-from lottery import config, progress, weights
+from lottery import config, progress
 from lottery.executors import processes, ray, scheduler
 from lottery.executors.scheduler import Executor, Job, LocalExecutor
 from lottery.models import multiply_adds
@@ -58,7 +57,11 @@ def carry_out(
         return
     copies = copies or {}
     if spans is None:
-        spans = _spans(recipes, [job for job in jobs if job not in copies])
+        trained = [job for job in jobs if job not in copies]
+        spans = {
+            (job.run, *job.network): network_training.steps_of(recipes[job.run].experiment, job.network)
+            for job in trained
+        }
         session = dataclasses.replace(session, on_event=progress.tallied(session.on_event, spans))
     with contextlib.ExitStack() as stack:
         num_jobs = len(jobs) - len(copies)
@@ -66,16 +69,6 @@ def carry_out(
         if executor.max_workers != 1:  # one after the other they are trained in the order in which they are listed
             jobs = scheduler.by_priority(jobs)
         scheduler.launch(jobs, executor, session.on_event, session.should_stop, copies, copy)
-
-
-def _spans(recipes: Mapping[Path, Recipe], jobs: Sequence[Job]) -> Spans:
-    """Estimate the first and the last step of each network."""
-    return {
-        (run, network.replicate, network.round, network.branch): network_training.steps_of(
-            recipes[run].experiment, network
-        )
-        for run, network in jobs
-    }
 
 
 def _executor(
@@ -121,9 +114,7 @@ def _trains_best_alone(recipes: Mapping[Path, Recipe], spans: Spans, prepared: M
     if tf.config.list_physical_devices("GPU"):
         return True
     for run, ready in prepared.items():  # the only run, unless it is a sweep, which prepares none
-        model = ready.trainer.model
-        sizes = {name: math.prod(value.shape) for name, value in weights.prunable(model).items()}
-        macs = multiply_adds.of_kept(sizes, multiply_adds.per_entry(model))
+        macs = multiply_adds.of_dense(ready.trainer.model)
         if macs is not None:
             seconds_of_step = SECONDS_OF_STEP + macs * recipes[run].experiment.train.batch_size * SECONDS_OF_MAC
             num_steps = sum(last - first for first, last in spans.values())

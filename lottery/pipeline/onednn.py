@@ -5,7 +5,6 @@ processor: it turns oneDNN on by itself where there is AVX-512. With AVX2 it lea
 there; `lottery.models.networks.BuiltIn` says which. The setting decides bits, so a run records it and keeps it.
 """
 
-import math
 import os
 import platform
 import sys
@@ -110,7 +109,6 @@ def _is_worth_it(experiment: config.Experiment, model: Any) -> bool:
 
     if tf.config.list_physical_devices("GPU"):
         return False
-    sizes = {name: math.prod(value.shape) for name, value in weights.prunable(model).items()}
-    of_example = multiply_adds.of_kept(sizes, multiply_adds.per_entry(model))
+    of_example = multiply_adds.of_dense(model)
     train = experiment.train
     return of_example is None or of_example * train.batch_size * train.num_steps >= LEAST_WORK

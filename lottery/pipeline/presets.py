@@ -15,14 +15,9 @@ NUM_STEPS, NUM_ROUNDS, NUM_REPLICATES, BATCH_SIZE = 4, 2, 2, 8
 NUM_TRAIN, NUM_TEST, VALIDATION, NUM_CLASSES = 60, 10, 10, 10
 
 
-def paths() -> dict[str, Path]:
-    """Find every preset: its file by its name, which is the file's without the ending."""
-    return config.shipped()
-
-
 def named(name: str) -> Path:
     """Find the file of a preset, or raise a `LotteryError` with the nearest name."""
-    found = paths()
+    found = config.shipped()
     if name not in found:
         raise missing("There is no experiment", name, found)
     return found[name]
@@ -30,7 +25,7 @@ def named(name: str) -> Path:
 
 def find(source: str) -> Path:
     """Find the file that a user means by an experiment: a file of that path, or else a preset."""
-    return Path(source) if Path(source).is_file() else paths().get(source, Path(source))
+    return Path(source) if Path(source).is_file() else config.shipped().get(source, Path(source))
 
 
 def listed() -> list[dict[str, Any]]:
@@ -38,7 +33,7 @@ def listed() -> list[dict[str, Any]]:
     ``reproduces``, the ``paper``, and the ``figure`` or section of it.
     """
     rows = []
-    for name, path in paths().items():
+    for name, path in config.shipped().items():
         experiment, text = config.load(path), path.read_text("utf-8")
         found = re.search(r"^# (?:Reproduces|What it shows):\s*((?:.*\n)(?:#\s{6,}.*\n)*)", text, re.M)
         what = re.sub(r"\s*\n#\s*", " ", found[1]).strip() if found else ""

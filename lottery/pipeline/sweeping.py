@@ -75,19 +75,17 @@ def points(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] 
 
 
 def sweep(
-    source: str | Path | Mapping[str, Any],
-    overrides: Mapping[str, Any] | None = None,
-    out: str | Path = "runs",
-    execution: Execution = Execution(),  # noqa: B008 (frozen)
+    found: Sequence[Point],
+    out: str | Path,
+    execution: Execution,
     tolerance: float | None = None,
     import_code: bool = False,
 ) -> list[Path]:
-    """Run a grid of experiments, resume it, or find it complete, and return its runs' folders; see `lottery.sweep`.
+    """Run the experiments of `points`, resume them, or find them complete, and return the folders of their runs.
 
     A test set that cannot resolve `tolerance` is reported before training. For `import_code`, see
     `lottery.models.networks.builder`.
     """
-    found = points(source, overrides)
     ingredients = Ingredients(import_code=import_code)
     with execution.started() as session:
         experiments = {}
