@@ -5,7 +5,7 @@ import math
 import re
 import shutil
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from numbers import Real
 from typing import Any
 
@@ -19,10 +19,21 @@ def number(value: float | None, form: str = ".4f") -> str:
     return formatted(value, ".1e" if is_small else form)
 
 
+def percent(fraction: float) -> str:
+    """Format a fraction in per cent, such as 9.1 % or 0.35 %."""
+    value = 100 * fraction
+    # Two digits of what is below 1 %, however small.
+    places = 1 if value >= 1 or value <= 0 else 1 - math.floor(math.log10(value))
+    return f"{value:.{places}f}".removesuffix(".0") + " %"
+
+
 # Columns of tables, by their names, that are formatted in a way of their own.
-_PERCENT = {"density", "weight_density", "test accuracy"}
-_ACCURACIES = {"accuracy", "highest_accuracy", "last_accuracy"}
 _COARSE = {"compression", "parameter_compression", "speedup", "dead_inputs", "dead_units", "seconds"}
+_FORMS: dict[str, Callable[[float], str]] = {
+    **dict.fromkeys(("density", "weight_density", "test accuracy"), percent),
+    **dict.fromkeys(("accuracy", "highest_accuracy", "last_accuracy"), lambda value: f"{100 * value:.2f} %"),
+    "vs_dense": lambda value: number(100 * value, "+.2f"),
+}
 
 
 def column(values: Iterable[Any], name: str = "") -> list[str]:
@@ -32,12 +43,8 @@ def column(values: Iterable[Any], name: str = "") -> list[str]:
     differences from dense in points, and ratios and means of counts have one place.
     """
     values = list(values)
-    if name in _PERCENT and not any(isinstance(value, str) for value in values):
-        return ["" if value != value else percent(value) for value in values]
-    if name in _ACCURACIES:
-        return ["" if value != value else f"{100 * value:.2f} %" for value in values]
-    if name == "vs_dense" and not any(isinstance(value, str) for value in values):
-        return [number(100 * value, "+.2f") for value in values]
+    if name in _FORMS and not any(isinstance(value, str) for value in values):
+        return ["" if value != value else _FORMS[name](value) for value in values]
     if name in _COARSE:
         texts = [number(value, ",.1f") for value in values]
         are_whole = all(text.endswith(".0") for text in texts if text)
@@ -66,14 +73,6 @@ def are_numbers(cells: Iterable[str]) -> bool:
 def ends(low: float, high: float, form: str = "+.4f") -> str:
     """Format the ends of an interval."""
     return f"{formatted(low, form)} to {formatted(high, form)}" if abs(low) != float("inf") else "not known"
-
-
-def percent(fraction: float) -> str:
-    """Format a fraction in per cent, such as 9.1 % or 0.35 %."""
-    value = 100 * fraction
-    # Two digits of what is below 1 %, however small.
-    places = 1 if value >= 1 or value <= 0 else 1 - math.floor(math.log10(value))
-    return f"{value:.{places}f}".removesuffix(".0") + " %"
 
 
 def points(*differences: float) -> list[str]:

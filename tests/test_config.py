@@ -206,6 +206,24 @@ def test_an_experiment_that_ships_is_found_by_its_name(tmp_path, monkeypatch):
     assert config.load("lenet_mnist").name == "mine"  # a file of that name comes first
 
 
+@pytest.mark.parametrize("rounds", [["1"], [[1], 2], [None]])
+def test_control_rounds_of_another_type_are_refused_beside_fewer_rounds(rounds):
+    tables = {"run": {"controls": ["random_mask"], "control_rounds": rounds}}
+    with pytest.raises(LotteryError, match="run.control_rounds must be 'all' or a list of rounds"):
+        config.load(tables, {"prune": {"num_rounds": 2}})
+
+
+def test_a_key_that_is_no_text_is_refused():
+    with pytest.raises(LotteryError, match=r"Unknown key '1' in \[prune\]"):
+        config.load({}, {"prune": {1: 2}})
+
+
+def test_numbers_of_numpy_count_as_those_of_python():
+    tables = {"run": {"controls": ["random_mask"], "control_rounds": [np.int64(1), np.int64(4)]}}
+    assert config.load(tables).run.control_rounds == (1, 4)
+    assert config.load(tables, {"prune": {"num_rounds": np.int64(2)}}).run.control_rounds == (1,)
+
+
 def test_overrides_that_contradict_each_other_are_refused():
     with pytest.raises(LotteryError, match="'train' has a value"):
         config.parse_overrides(["train=3", "train.num_steps=5"])

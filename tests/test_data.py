@@ -291,6 +291,19 @@ def test_validation_examples_of_a_file_are_those_of_the_run(tmp_path, rng):
         data.load(data.Data(name="npz", path=str(tmp_path / "half.npz")))
 
 
+def test_arrays_of_a_file_are_not_compared_with_those_that_are_generated(tmp_path, rng):
+    """Under the name mnist1d, too: what the file holds was not generated here."""
+    arrays = {f"x_{part}": rng.random((50, 40), np.float32) for part in ("train", "test")}
+    arrays |= {f"y_{part}": np.arange(50) % 10 for part in ("train", "test")}
+    np.savez(tmp_path / "own.npz", **arrays)
+    assert data.load(data.Data(name="mnist1d", path=str(tmp_path / "own.npz"), validation=10)).notes == ()
+
+
+def test_data_without_an_axis_of_examples_are_refused():
+    with pytest.raises(LotteryError, match="its first axis must be the example"):
+        data.given((np.array(1.0),) * 4, data.Data(name="given"))
+
+
 def test_a_cache_with_other_arrays_is_not_believed(generated, pinned, cache):
     """Whole as a file, and with a checksum of its own, but its arrays are not those of the checksum in the code."""
     data.load(MNIST1D)

@@ -13,7 +13,7 @@ from lottery.errors import LotteryError, unknown
 from lottery.executors.scheduler import Job
 from lottery.pipeline import agreement, branch_training, dispatch, preparing, running, worker
 from lottery.pipeline.network_training import Training
-from lottery.pipeline.prepared import NOTHING_PASSED, Ingredients, Prepared, with_other_data
+from lottery.pipeline.prepared import Ingredients, Prepared, with_other_data
 from lottery.pipeline.session import Execution
 from lottery.pruning import branches, fairness
 from lottery.runs import store
@@ -27,8 +27,8 @@ def branch(
     rounds: Sequence[int] = (),
     overrides: Mapping[str, Any] | None = None,
     replicate: int | None = None,
-    ingredients: Ingredients = NOTHING_PASSED,
-    execution: Execution = Execution(),  # noqa: B008 (frozen)
+    ingredients: Ingredients = Ingredients(),
+    execution: Execution = Execution(),
 ) -> None:
     """Train branches from stored rounds, or find them complete; see `lottery.branch`."""
     path = Path(run)

@@ -22,9 +22,9 @@ def connect(
     rounds: Sequence[int] = (),
     steps: Sequence[int] = (),
     replicate: int | None = None,
-    line: interpolation.Line = interpolation.Line(),  # noqa: B008 (frozen)
-    ingredients: Ingredients = Ingredients(),  # noqa: B008 (frozen)
-    execution: Execution = Execution(),  # noqa: B008 (frozen)
+    line: interpolation.Line = interpolation.Line(),
+    ingredients: Ingredients = Ingredients(),
+    execution: Execution = Execution(),
 ) -> None:
     """Measure how stable a run's networks are to the noise of training. A second call resumes.
 

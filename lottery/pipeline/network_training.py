@@ -58,7 +58,7 @@ def train_network(
     network: NetworkId,
     start: Weights,
     kept: Masks,
-    span: Span = Span(),  # noqa: B008 (frozen)
+    span: Span = Span(),
     watch: Watch | None = None,
     words: tuple[int, ...] | None = None,
 ) -> Trained:

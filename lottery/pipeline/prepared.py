@@ -57,9 +57,6 @@ class Ingredients:
         return self.have_own_model(experiment) or self.criterion is not None or self.enforcement is not None
 
 
-NOTHING_PASSED = Ingredients()
-
-
 @dataclass(frozen=True)
 class Prepared:
     """Everything a run needs to train."""

@@ -9,13 +9,13 @@ from lottery import config, data, weights
 from lottery.data import Splits, Streams
 from lottery.enforcement.modes import ENFORCEMENTS, given
 from lottery.pipeline import building, checks, identity
-from lottery.pipeline.prepared import NOTHING_PASSED, Ingredients, Prepared, with_data, with_functions, with_model
+from lottery.pipeline.prepared import Ingredients, Prepared, with_data, with_functions, with_model
 from lottery.pruning import criteria, mask_actions, plan
 from lottery.training import compiling, examples, mirrored, schedules
 from lottery.training.trainer import Trainer
 
 
-def prepare(experiment: config.Experiment, ingredients: Ingredients = NOTHING_PASSED, replicate: int = 1) -> Prepared:
+def prepare(experiment: config.Experiment, ingredients: Ingredients = Ingredients(), replicate: int = 1) -> Prepared:
     """Load the data, build and compile the model, and check that everything fits together.
 
     A model of the caller's own is built twice: for the trainer, and with the initial weights of the replicate that is

@@ -10,6 +10,7 @@ from lottery.errors import LotteryError
 from lottery.formatting import replicates
 from lottery.models import networks
 from lottery.pipeline import building, network_training, presets
+from lottery.pipeline.prepared import Ingredients
 from lottery.pruning import granularity, plan
 from lottery.runs import store
 from lottery.runs.store import NetworkId
@@ -23,13 +24,13 @@ def model_of(experiment: config.Experiment, import_code: bool = False) -> Any:
     For `import_code`, see `lottery.models.networks.builder`.
     """
     name, settings = experiment.model.name, experiment.data
+    dataset = data.DATASETS.get(settings.name)
     if not networks.is_built_in(name):
         build = networks.builder(name, import_code=import_code)
-    elif settings.name in data.DATASETS and data.DATASETS[settings.name].shape and not settings.path:
-        build = networks.builder(name, data.DATASETS[settings.name].shape, presets.NUM_CLASSES)
+    elif dataset and dataset.shape and not settings.path:
+        build = networks.builder(name, dataset.shape, presets.NUM_CLASSES)
     else:
-        train = data.load(settings).train
-        build = networks.builder(name, train.x.shape[1:], int(train.y.max()) + 1)
+        build = building.builder(experiment, data.load(settings), Ingredients())
     return building.build_model(build, 0)
 
 

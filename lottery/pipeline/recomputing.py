@@ -38,7 +38,7 @@ OnNetwork = Callable[[int, int, str], None]
 @contextlib.contextmanager
 def opened(
     run: Path,
-    ingredients: Ingredients = Ingredients(),  # noqa: B008 (frozen)
+    ingredients: Ingredients = Ingredients(),
     on_network: OnNetwork = lambda *_: None,
 ) -> Iterator[Recomputation]:
     """Prepare the model and the data of a run, for `runs.verification.verify` to compute its numbers again.

@@ -9,18 +9,18 @@ from typing import Any
 from lottery import config, data, formatting
 from lottery.errors import LotteryError
 from lottery.pipeline import agreement, dispatch, environment, preparing, worker
-from lottery.pipeline.prepared import NOTHING_PASSED, Ingredients, Prepared, with_functions
+from lottery.pipeline.prepared import Ingredients, Prepared, with_functions
 from lottery.pipeline.session import Execution, Session
 from lottery.runs import store, verification
 from lottery.statistics import metric
 
 
 def run(
-    source: str | Path | Mapping[str, Any] | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    ingredients: Ingredients = NOTHING_PASSED,
-    out: str | Path = "runs",
-    execution: Execution = Execution(),  # noqa: B008 (frozen)
+    source: str | Path | Mapping[str, Any] | None,
+    overrides: Mapping[str, Any] | None,
+    ingredients: Ingredients,
+    out: str | Path,
+    execution: Execution,
     tolerance: float | None = None,
 ) -> Path:
     """Run an experiment, resume it, or find it complete, and return its folder; see `lottery.run`.

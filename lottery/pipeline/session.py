@@ -75,10 +75,7 @@ class Session:
 
         def observe(event: progress.Event) -> None:
             place = event.where if isinstance(event, progress.Done) else event
-            observe_run = self.on_event
-            # Notes are of no run.
-            if not isinstance(place, progress.Note):
-                observe_run = observers.get(place.run, self.on_event)
-            observe_run(event)
+            run = getattr(place, "run", None)  # notes are of no run
+            observers.get(run, self.on_event)(event)
 
         return dataclasses.replace(self, on_event=observe)

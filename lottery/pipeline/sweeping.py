@@ -209,22 +209,27 @@ def _same(networks: Sequence[Job], experiments: Experiments) -> dict[Job, Job]:
     return copies
 
 
+def _other_step(job: Job, original: Job, experiments: Experiments) -> int:
+    """Return the step that a dense network's run rewinds to, if the original's run rewinds to another; else 0."""
+    step = experiments[job.run].rewind.step
+    if job.network.round or step == experiments[original.run].rewind.step:
+        return 0
+    return step
+
+
 def _has_state(job: Job, original: Job, experiments: Experiments) -> bool:
     """Return True if the weights that a network's run rewinds to are, or will be, stored with the original."""
-    step, replicate = experiments[job.run].rewind.step, original.network.replicate
-    if job.network.round or step in (0, experiments[original.run].rewind.step):
+    step = _other_step(job, original, experiments)
+    if not step or not original.is_stored:
         return True
-    if not original.is_stored:
-        return True
-    return store.state_path(original.run, replicate, step).exists()
+    return store.state_path(original.run, original.network.replicate, step).exists()
 
 
 def _states(copies: Mapping[Job, Job], experiments: Experiments) -> dict[Path, tuple[int, ...]]:
     """List by run the steps of its dense networks that other runs rewind to."""
     wanted: dict[Path, set[int]] = {}
     for job, original in copies.items():
-        step = experiments[job.run].rewind.step
-        if not job.network.round and step not in (0, experiments[original.run].rewind.step):
+        if step := _other_step(job, original, experiments):
             wanted.setdefault(original.run, set()).add(step)
     return {run: tuple(sorted(steps)) for run, steps in wanted.items()}
 

@@ -99,23 +99,27 @@ class Worker:
         if opened is None:
             while len(self._open) >= MOST_OPEN:
                 self._close_first()
-            recorded = store.read_environment(recipe.path)
-            environment.import_tensorflow(recorded)
-            environment.use_threads(recipe.num_threads)
-            for sentence in onednn.notes(recorded):
-                self.on_event(progress.Note(sentence))
-            # What this process has prepared already serves once; whatever is closed is prepared anew.
-            prepared = self.prepared.pop(recipe.path, None) or _prepared(recipe, replicate)
-            environment.check_devices(recipe.path, prepared.trainer.model)
-            if recipe.away:
-                for difference in environment.differences(recorded):
-                    self.on_event(progress.Note(f"{platform.node()} computes with {difference}, so bits may differ."))
-            on_event = network_training.while_there(recipe.path, self.on_event)
-            every = recipe.every or CheckpointInterval()
-            training = Training(recipe.path, prepared, on_event, every, self.should_stop, recipe.states)
-            opened = Open(training, recipe.begin and recipe.begin(training))
+            opened = self._begun(recipe, replicate)
         self._open[recipe.path] = opened  # the last that would be closed
         return opened
+
+    def _begun(self, recipe: Recipe, replicate: int) -> Open:
+        """Open a run for training, its `replicate` first."""
+        recorded = store.read_environment(recipe.path)
+        environment.import_tensorflow(recorded)
+        environment.use_threads(recipe.num_threads)
+        for sentence in onednn.notes(recorded):
+            self.on_event(progress.Note(sentence))
+        # What this process has prepared already serves once; whatever is closed is prepared anew.
+        prepared = self.prepared.pop(recipe.path, None) or _prepared(recipe, replicate)
+        environment.check_devices(recipe.path, prepared.trainer.model)
+        if recipe.away:
+            for difference in environment.differences(recorded):
+                self.on_event(progress.Note(f"{platform.node()} computes with {difference}, so bits may differ."))
+        on_event = network_training.while_there(recipe.path, self.on_event)
+        every = recipe.every or CheckpointInterval()
+        training = Training(recipe.path, prepared, on_event, every, self.should_stop, recipe.states)
+        return Open(training, recipe.begin and recipe.begin(training))
 
     def _close_first(self) -> None:
         self._open.pop(next(iter(self._open))).training.prepared.trainer.close()

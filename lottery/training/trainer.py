@@ -141,7 +141,7 @@ class Trainer:
         start: Weights,
         kept: Masks,
         seed: tuple[int, ...],
-        span: Span = Span(),  # noqa: B008 (frozen)
+        span: Span = Span(),
         watch: Watch | None = None,
         on_step: OnStep = lambda step, accuracy, row: None,
         checkpointer: Checkpointer | None = None,

@@ -2,6 +2,7 @@ import json
 import math
 import re
 
+import numpy as np
 import pytest
 
 from lottery import config
@@ -32,6 +33,16 @@ def test_a_plan_has_the_densities_that_the_run_has(small_run):
     assert preview.sizes(longer, 1)["steps"] == longer.run.num_replicates * (sum(tickets) + sum(long))
     stored = sum(path.stat().st_size for path in small_run.path.glob("replicate-*/round-*/*.safetensors"))
     assert sizes["bytes"] > 0.4 * stored
+
+
+@pytest.mark.parametrize("labels", [np.linspace(0, 3000, 60), np.arange(60) * 5000, -np.arange(60)])
+def test_a_plan_refuses_labels_that_a_run_refuses(labels, tmp_path, rng):
+    x = rng.random((60, 8), np.float32)
+    np.savez(tmp_path / "values.npz", x_train=x, y_train=labels, x_test=x, y_test=labels)
+    tables = {"data": {"name": "npz", "path": str(tmp_path / "values.npz"), "validation": 10}}
+    experiment = config.load(tables | {"model": {"name": "lenet_300_100"}})
+    with pytest.raises(LotteryError, match="labels must be one class for each example"):
+        preview.rounds(experiment)
 
 
 def test_the_replicates_of_a_plan(lottery_command):

@@ -76,7 +76,7 @@ def stop_after(*pieces):
     return should_stop
 
 
-def trained_in_pieces(make, file, stops, start, kept=None, span=Span(), **options):  # noqa: B008 (frozen)
+def trained_in_pieces(make, file, stops, start, kept=None, span=Span(), **options):
     """Train, stopping after each of `stops` pieces; each part on another trainer, as in another process."""
     for num in itertools.chain(stops, [None]):
         one = make()
