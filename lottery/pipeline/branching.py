@@ -161,7 +161,7 @@ def _compared(path: Path, experiment: config.Experiment, prepared: Prepared, ing
         now = preparing.prepare(now.model_copy(update={"train": experiment.train}), ingredients).experiment
     if now.model == wanted:
         return
-    why = agreement.incomparable(path, prepared.observe)
+    why = agreement.incomparable(path, prepared)
     if not why:
         raise LotteryError(f"The model or a function differs from that of {str(path)!r}.")
     yield f"The model was not compared with that of {path}: {why}."

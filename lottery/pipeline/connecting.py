@@ -59,7 +59,7 @@ def connect(
         session.stack.callback(prepared.trainer.close)
         # Before anything is evaluated, which traces the model with what holds its masks.
         prepared.trainer.hold()
-        recomputes = line.recompute and interpolation.has_statistics(prepared.trainer.loop.model)
+        recomputes = line.recompute and bool(interpolation.with_statistics(prepared.trainer.loop.model))
         if line.recompute and not recomputes:
             session.note("The network has no BatchNormalization, so there are no statistics to recompute.")
         sibling_training.check_networks(wanted)

@@ -59,8 +59,10 @@ def carry_out(
     if spans is None:
         trained = [job for job in jobs if job not in copies]
         spans = {
-            (job.run, *job.network): network_training.steps_of(recipes[job.run].experiment, job.network)
-            for job in trained
+            (run, network.replicate, network.round, network.branch): network_training.steps_of(
+                recipes[run].experiment, network
+            )
+            for run, network in trained
         }
         session = dataclasses.replace(session, on_event=progress.tallied(session.on_event, spans))
     with contextlib.ExitStack() as stack:

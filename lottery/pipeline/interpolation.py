@@ -156,7 +156,7 @@ def recomputed(model: Any, batches: Callable[[], Iterable[Any]]) -> Callable[[],
     """
     import tensorflow as tf
 
-    layers = _with_statistics(model)
+    layers = with_statistics(model)
     if not layers:
         return None
     moving = [variable for layer in layers for variable in (layer.moving_mean, layer.moving_variance)]
@@ -181,11 +181,6 @@ def recomputed(model: Any, batches: Callable[[], Iterable[Any]]) -> Callable[[],
             variable.assign((sum(values, np.zeros(())) / len(values)).astype(variable.numpy().dtype))
 
     return measure
-
-
-def has_statistics(model: Any) -> bool:
-    """Check if a model has BatchNormalization layers whose statistics `recomputed` measures."""
-    return bool(_with_statistics(model))
 
 
 def training_batches(data: Splits | Streams) -> Callable[[], Iterator[Any]]:
@@ -213,8 +208,8 @@ def training_batches(data: Splits | Streams) -> Callable[[], Iterator[Any]]:
     return batches
 
 
-def _with_statistics(model: Any) -> list[Any]:
-    """List the layers that are trained and have the statistics of batches."""
+def with_statistics(model: Any) -> list[Any]:
+    """List the layers whose statistics `recomputed` measures: they are trained, as BatchNormalization may be."""
     needed = {"momentum", "moving_mean", "moving_variance"}
     return [layer for layer in weights.all_layers(model) if layer.trainable and needed <= {*dir(layer)}]
 

@@ -88,7 +88,9 @@ def advice(experiment: config.Experiment, model: Any) -> list[str]:
         if not gains(experiment.model.name) or not _is_worth_it(experiment, model):
             return []
         return [f"{experiment.model.name} trains faster with oneDNN, but TensorFlow was imported without it: {how}."]
-    if not _convolves(model) or not _is_worth_it(experiment, model):
+    # Kernels of two-dimensional convolutions have four axes: a window, input and output channels.
+    convolves = any(len(value.shape) == 4 for value in weights.prunable(model).values())
+    if not convolves or not _is_worth_it(experiment, model):
         return []
     return [f"The model has convolutions, which may be faster with oneDNN. It is off; to try it, {how}."]
 
@@ -96,11 +98,6 @@ def advice(experiment: config.Experiment, model: Any) -> list[str]:
 def _is_users() -> bool:
     """Check if the variable is set, and not by lottery."""
     return VARIABLE in os.environ and os.environ[VARIABLE] != os.environ.get(OURS)
-
-
-def _convolves(model: Any) -> bool:
-    """Check if a model has kernels of two-dimensional convolutions: windows, input and output channels."""
-    return any(len(value.shape) == 4 for value in weights.prunable(model).values())
 
 
 def _is_worth_it(experiment: config.Experiment, model: Any) -> bool:

@@ -27,7 +27,6 @@ ELSEWHERE, ELSEWHERE_IN_HALF = 0.001, 0.01
 # Rounding favours neither the record nor what is computed again: the p value at which differences count as forged.
 TOO_ONE_SIDED = 0.001
 
-WHEN = {"early_stop": "early-stop", "budget": "budget", "final": "final"}
 SPLITS = {"validation": "val", "test": "test"}
 
 FindTied = Callable[[], np.ndarray | None]  # see `ties.tied`
@@ -71,7 +70,7 @@ def opened(
         if prepared.plan.units != list(recorded.get("units", ())):
             raise LotteryError(f"The units that {str(run)!r} has in environment.json are not those of its model.")
         wanted = prepared.experiment.model_copy(update={"model": experiment.model})
-        notes = agreement.agreed(run, wanted, prepared.experiment, prepared.observe)
+        notes = agreement.agreed(run, wanted, prepared)
         again = _Recomputing(run, ingredients, on_network, prepared, environment.elsewhere(recorded), notes, stack)
         rule = "every prediction had to be the same"
         if again.elsewhere:
@@ -131,13 +130,14 @@ class _Recomputing:
                 "measured of them at the early-stop step was not computed again."
             )
         for when, state in states.items():
+            name = when.replace("_", "-")
             engine = prepared.trainer.at(state, stored.masks, stored.engine)
             find_tied = partial(ties.tied, prepared.trainer.model, prepared.data, rounding=self.rounding)
             for split, short in SPLITS.items():
                 found = loss_and_accuracy(engine.evaluate(split), f"{split} loss")
                 recorded = np.array([record[f"{when}_{short}_{what}"] for what in ("loss", "accuracy")], float)
                 num = prepared.data.num_examples(split)
-                yield from self._compared(f"{WHEN[when]} {split}", found, recorded, num, partial(find_tied, split))
+                yield from self._compared(f"{name} {split}", found, recorded, num, partial(find_tied, split))
             if stored.has(store.PREDICTIONS):
                 yield from self._predicted(engine.classes(), stored, when, partial(find_tied, "test"))
 
@@ -175,7 +175,7 @@ class _Recomputing:
         certain = differ if examples is None else differ & ~examples
         if num := int(np.count_nonzero(certain)):
             why = ", where rounding cannot decide" if self.elsewhere else ""
-            yield f"{num:,} of {len(labels):,} {WHEN[when]} predictions differ when computed again{why}."
+            yield f"{num:,} of {len(labels):,} {when.replace('_', '-')} predictions differ when computed again{why}."
         if self.elsewhere:
             kind = stored.branch if stored.round or stored.branch != store.TICKET else "dense"
             decided = self._decided.setdefault(kind, [0, 0])

@@ -140,7 +140,8 @@ def _other_bytes(stored: StoredRound, again: StoredRound) -> list[str]:
 
 def _apart(stored: StoredRound, again: StoredRound) -> list[str]:
     wrong = []
-    for when, name in (("early_stop", "early-stop"), ("final", "final")):
+    for when in ("early_stop", "final"):
+        name = when.replace("_", "-")
         key, kind, least = f"{when}_test_accuracy", "accuracy", APART
         if stored.record[key] is None and again.record[key] is None:
             key, kind = f"{when}_test_loss", "loss"

@@ -96,7 +96,7 @@ def located(
     sentences that a person should read.
     """
     prepared = preparing.prepare(experiment, ingredients)
-    experiment, observe = prepared.experiment, prepared.observe
+    experiment = prepared.experiment
     path = store.run_path(out, experiment)
     notes: list[str] = []
     if path.exists():
@@ -114,9 +114,11 @@ def located(
                 f"{other} has the same settings, but an earlier version of lottery stored it, which did not observe "
                 "what models compute; this is a new run."
             )
-        elif elsewhere := agreement.other_environment(recorded, observe()):
-            if said := agreement.same_but_for_rounding(other, experiment, recorded, observe(), elsewhere):
-                return other, replace(prepared, experiment=like), [said]
+            continue
+        elsewhere, said = agreement.compared(other, prepared)
+        if said:
+            return other, replace(prepared, experiment=like), [said]
+        if elsewhere:
             notes.append(
                 f"{other} has the same settings, but started with {elsewhere}, and what its model and functions "
                 "compute differs here; this is a new run."
@@ -152,7 +154,7 @@ def open_run(
     if not existed:
         stack.enter_context(store.opened(path, experiment))
     said = environment.record(path, experiment, prepared, num_threads)
-    said += agreement.agreed(path, experiment, prepared.experiment, prepared.observe)
+    said += agreement.agreed(path, experiment, prepared)
     return replace(prepared, experiment=experiment, notes=(*prepared.notes, *said))
 
 

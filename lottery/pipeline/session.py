@@ -6,6 +6,7 @@ import numbers
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lottery import config, interrupts, progress, randomness
 from lottery.errors import LotteryError
@@ -68,7 +69,7 @@ class Session:
         """Also write for TensorBoard, each event into its run, if that is wanted."""
         if not self.execution.tensorboard:
             return self
-        observers = {
+        observers: dict[Any, progress.OnEvent] = {
             run: self.stack.enter_context(tensorboard.observing(run, experiment, self.on_event))
             for run, experiment in experiments.items()
         }

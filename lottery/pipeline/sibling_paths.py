@@ -38,7 +38,8 @@ def measuring(line: Line, pairs: Mapping[NetworkId, Siblings], training: Trainin
 
     def train(network: NetworkId) -> None:
         pair = replace(pairs[network], run=training.path)
-        sibling_training.train_pair(own, pair)
+        for order in pair.missing():
+            sibling_training.train_sibling(own, pair, order)
         whole = _with_stored(line, pair)
         say(pair, f"measuring the error at {whole.num_points} points of the line")
         chosen, trainer = evaluations(whole.test_only), prepared.trainer

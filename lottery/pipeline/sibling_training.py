@@ -34,12 +34,6 @@ def store_states(session: Session, prepared: Prepared, wanted: Sequence[Siblings
             check_networks(own)
 
 
-def train_pair(training: Training, pair: Siblings) -> None:
-    """Train the siblings of a pair that are missing, into the folder of siblings; their state is stored."""
-    for order in pair.missing():
-        _train(training, pair, order)
-
-
 def check_orders(prepared: Prepared) -> None:
     """Refuse a data set whose order does not depend on the seed: its two siblings would be the same network."""
     import tensorflow as tf
@@ -120,8 +114,8 @@ def _store_states(training: Training, own: Sequence[Siblings]) -> None:
         )
 
 
-def _train(training: Training, pair: Siblings, order: int) -> None:
-    """Train and store a sibling."""
+def train_sibling(training: Training, pair: Siblings, order: int) -> None:
+    """Train a sibling, whose state is stored, and store it in the folder of siblings."""
     replicate, step = pair.replicate, pair.step
     state = files.read_arrays(pair.state_file)
     digest = weights.fingerprint(state)

@@ -138,7 +138,7 @@ def _prepared(recipe: Recipe, replicate: int) -> Prepared:
     try:
         if prepared.data.fingerprint != recipe.data_sha256:
             raise LotteryError("The data differ.")
-        agreement.agreed(recipe.path, recipe.experiment, prepared.experiment, prepared.observe)
+        agreement.agreed(recipe.path, recipe.experiment, prepared)
     except LotteryError:
         where = f" on {platform.node()}" if recipe.away else ""
         raise LotteryError(
