@@ -39,7 +39,9 @@ def agreed(run: Path, experiment: config.Experiment, prepared: Prepared) -> list
         if said:
             return [said]
     why = f", or {elsewhere} makes it so" if elsewhere else ""
-    raise LotteryError(f"The model or a function differs from that of {str(run)!r}{why}.")
+    raise LotteryError(
+        f"The model or a function differs from that of {str(run)!r}{why}. Use those that the run began with."
+    )
 
 
 def compared(run: Path, prepared: Prepared) -> tuple[str, str]:

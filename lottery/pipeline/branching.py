@@ -163,7 +163,7 @@ def _compared(path: Path, experiment: config.Experiment, prepared: Prepared, ing
         return
     why = agreement.incomparable(path, prepared)
     if not why:
-        raise LotteryError(f"The model or a function differs from that of {str(path)!r}.")
+        raise LotteryError(f"The model differs from that of {str(path)!r}. Use the one that the run began with.")
     yield f"The model was not compared with that of {path}: {why}."
 
 

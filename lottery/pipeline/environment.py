@@ -15,7 +15,7 @@ import loky
 import numpy as np
 
 from lottery import config, files, weights
-from lottery.data import Splits
+from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
 from lottery.models import architecture, multiply_adds, networks
 from lottery.pipeline import onednn
@@ -120,31 +120,13 @@ def check_devices(run: Path, model: Any) -> None:
 def record(run: Path, experiment: config.Experiment, prepared: Prepared, num_threads: int) -> list[str]:
     """Write ``environment.json``, or compare with it, and return sentences that a person should read."""
     model, data = prepared.trainer.model, prepared.data
-    scaling = None  # of inputs that are used as they are
-    if isinstance(data, Splits) and data.train.x.dtype == np.uint8:
-        scaling = {
-            "mean": data.mean.tolist(),
-            "deviation": data.standard_deviation.tolist(),
-            "unit_norm": data.unit_norm,
-        }
-    measured = {} if prepared.accuracy in (None, *ACCURACIES) else {"accuracy": prepared.accuracy}
     if stored := store.read_environment(run):
-        check_data(run, data.fingerprint)
-        if (stored.get("scaling") is None) != (scaling is None):
-            raise LotteryError(
-                "An earlier version of lottery scaled the inputs of this run as pixels, which its model takes as whole "
-                "numbers; start a new run."
-            )
-        check_devices(run, model)
-        if measured and "accuracy" not in stored:  # an earlier version began the run
-            store.write_record(run / "environment.json", stored | measured)
-        notes = [f"The run started with {other}, so bits may differ." for other in differences(stored)]
-        return ["This run was started before; it resumes where it stopped.", *notes]
+        return _resumed(run, stored, prepared)
     name = experiment.model.name if networks.is_built_in(experiment.model.name) else None
     now = {
         "digest": config.digest(experiment),
         "data_sha256": data.fingerprint,
-        "scaling": scaling,
+        "scaling": _scaling(data),
         "num_threads": num_threads,
         "num_devices": mirrored.num_devices(model),
         "onednn": onednn.is_on(),
@@ -154,7 +136,7 @@ def record(run: Path, experiment: config.Experiment, prepared: Prepared, num_thr
         "architecture": architecture.describe(model, name),
         "not_pruned": weights.unprunable(model),
         "uses": multiply_adds.per_entry(model),
-        **measured,
+        **_measured(prepared),
     }
     # Who reads masks of units later may not have the model.
     if units := prepared.plan.units:
@@ -167,31 +149,52 @@ def record(run: Path, experiment: config.Experiment, prepared: Prepared, num_thr
     return onednn.advice(experiment, model)
 
 
+def _resumed(run: Path, stored: dict[str, Any], prepared: Prepared) -> list[str]:
+    """Compare a run with what it began with, and return sentences that a person should read."""
+    check_data(run, prepared.data.fingerprint)
+    if (stored.get("scaling") is None) != (_scaling(prepared.data) is None):
+        raise LotteryError(
+            "An earlier version of lottery scaled the inputs of this run as pixels, which its model takes as whole "
+            "numbers; start a new run."
+        )
+    check_devices(run, prepared.trainer.model)
+    measured = _measured(prepared)
+    if measured and "accuracy" not in stored:  # an earlier version began the run
+        store.write_record(run / "environment.json", stored | measured)
+    notes = [f"The run started with {other}, so bits may differ." for other in differences(stored)]
+    return ["This run was started before; it resumes where it stopped.", *notes]
+
+
+def _scaling(data: Splits | Streams) -> dict[str, Any] | None:
+    """Write down how pixels are scaled; None for inputs that are used as they are."""
+    if not isinstance(data, Splits) or data.train.x.dtype != np.uint8:
+        return None
+    return {"mean": data.mean.tolist(), "deviation": data.standard_deviation.tolist(), "unit_norm": data.unit_norm}
+
+
+def _measured(prepared: Prepared) -> dict[str, str]:
+    """Write down what is taken for the accuracy, if its name does not say it."""
+    return {} if prepared.accuracy in (None, *ACCURACIES) else {"accuracy": prepared.accuracy}
+
+
 def differences(stored: Mapping[str, Any]) -> list[str]:
     """Describe what this process has that a recorded environment has not: versions and the processor."""
-    now, found = _versions(), []
-    for key in changed(stored):
-        before, after = stored[key], now[key]
-        if isinstance(after, str):
-            before, after = {key: before}, {key: after}
-        found += [
-            f"another {name} ({before.get(name, 'none')}; now {after.get(name, 'none')})"
-            for name in {**before, **after}
-            if before.get(name) != after.get(name)
-        ]
-    return found
-
-
-def changed(stored: Mapping[str, Any]) -> list[str]:
-    """List the keys of a recorded environment, ``python``, ``versions`` and ``processor``, that differ here."""
-    now = _versions()
-    return [key for key in now if stored[key] != now[key]]
+    before, now = (
+        {"python": recorded["python"], **recorded["versions"], "processor": recorded["processor"]}
+        for recorded in (stored, _versions())
+    )
+    return [
+        f"another {name} ({before.get(name, 'none')}; now {now.get(name, 'none')})"
+        for name in before | now
+        if before.get(name) != now.get(name)
+    ]
 
 
 def elsewhere(recorded: Mapping[str, Any]) -> list[str]:
     """List what may round differently from when the run was trained."""
     words = {"python": "another Python", "versions": "other versions of packages", "processor": "another processor"}
-    found = [words[key] for key in changed(recorded)]
+    now = _versions()
+    found = [text for key, text in words.items() if recorded[key] != now[key]]
     if num_threads() != recorded["num_threads"]:
         found.append("another number of threads")
     import tensorflow as tf  # after the line above, which keeps it quiet

@@ -148,14 +148,12 @@ def with_model(experiment: config.Experiment, model: Any, is_passed: bool) -> co
 
 def without_functions(experiment: config.Experiment) -> config.Experiment:
     """Put names in place of functions that play no part in an evaluation, which takes place on one device."""
-    tables: dict[str, Any] = experiment.model_dump(exclude_unset=True)
-    run, prune = tables.get("run", {}), tables.get("prune", {})
-    tables["train"] = tables.get("train", {}) | {"devices": "one"}
-    if run.get("enforcement") == GIVEN:
-        tables["run"] = run | {"enforcement": "constraint", "fingerprint": ""}
-    if prune.get("criterion") == GIVEN:
-        tables["prune"] = prune | {"criterion": "magnitude", "fingerprint": ""}
-    return config.validated(tables)
+    experiment = config.with_values(experiment, "train", {"devices": "one"})
+    if experiment.run.enforcement == GIVEN:
+        experiment = config.with_values(experiment, "run", {"enforcement": "constraint", "fingerprint": ""})
+    if experiment.prune.criterion == GIVEN:
+        experiment = config.with_values(experiment, "prune", {"criterion": "magnitude", "fingerprint": ""})
+    return experiment
 
 
 def with_other_data(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lottery import config, files
-from lottery.data import DATASETS
+from lottery.datasets import DATASETS, Dataset
 from lottery.errors import LotteryError, missing
 
 # Sizes of a smoke test, at most.
@@ -76,11 +76,16 @@ def smoke_test(experiment: config.Experiment) -> tuple[dict[str, Any], tuple[np.
     # The made-up arrays are fewer than an experiment may ask for.
     tables["data"] |= {"path": "", "validation": VALIDATION, "num_examples": 0}
     tables["rewind"]["step"] = min(scaled(tables["rewind"]["step"]), NUM_STEPS - 1)
-    drops: list[int] = []
-    for step in map(scaled, experiment.train.drop_at):  # as many as there were, where the steps allow it
-        drops.append(max(step, drops[-1] + 1 if drops else 1))
-    steps = {"drop_at": [step for step in drops if step < NUM_STEPS]}
-    steps |= {"warmup_steps": scaled(experiment.train.warmup_steps)}
+    last = 0
+    drops = []
+    for step in experiment.train.drop_at:  # as many as there were, where the steps allow it
+        last = max(scaled(step), last + 1)
+        drops.append(last)
+    steps = {
+        "drop_at": [step for step in drops if step < NUM_STEPS],
+        "warmup_steps": scaled(experiment.train.warmup_steps),
+    }
+    # What is not set is not in the tables; see `config.as_tables`.
     train |= {key: value for key, value in steps.items() if key in train}
     train |= {"num_steps": NUM_STEPS, "eval_every": NUM_STEPS // 2}
     train["batch_size"] = min(train["batch_size"], BATCH_SIZE)
@@ -91,12 +96,15 @@ def smoke_test(experiment: config.Experiment) -> tuple[dict[str, Any], tuple[np.
     prune["num_rounds"] = min(prune["num_rounds"], NUM_ROUNDS)
     prune["densities"] = prune["densities"][:NUM_ROUNDS]
     run |= {"num_replicates": min(run["num_replicates"], NUM_REPLICATES), "control_rounds": config.ALL}
+    return tables, _made_up(dataset)
 
-    # Images of one pattern for each class, under noise.
-    shape, rng = dataset.shape, np.random.default_rng(0)
-    patterns = rng.integers(0, 256, (NUM_CLASSES, *shape))
+
+def _made_up(dataset: Dataset) -> tuple[np.ndarray, ...]:
+    """Make images of one pattern for each class, under noise."""
+    rng = np.random.default_rng(0)
+    patterns = rng.integers(0, 256, (NUM_CLASSES, *dataset.shape))
     labels = np.arange(NUM_TRAIN + NUM_TEST) % NUM_CLASSES
-    images = np.clip(patterns[labels] + rng.normal(0, 40, (len(labels), *shape)), 0, 255).astype(np.uint8)
+    images = np.clip(patterns[labels] + rng.normal(0, 40, (len(labels), *dataset.shape)), 0, 255).astype(np.uint8)
     if not dataset.is_pixels:
         images = (images / 127.5 - 1).astype(np.float32)
-    return tables, (images[:NUM_TRAIN], labels[:NUM_TRAIN], images[NUM_TRAIN:], labels[NUM_TRAIN:])
+    return images[:NUM_TRAIN], labels[:NUM_TRAIN], images[NUM_TRAIN:], labels[NUM_TRAIN:]

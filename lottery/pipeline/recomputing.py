@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -91,8 +92,8 @@ class _Recomputing:
     elsewhere: list[str]  # what this machine has that the run's had not
     notes: list[str]
     stack: contextlib.ExitStack  # closes what is prepared for transfers
-    share: float = 0.0  # of examples, and the relative difference of a loss, that rounding may decide here
-    rounding: float = 0.0  # how far apart two outputs may be that rounding orders; see `ties`
+    share: float = field(init=False)  # of examples, and the relative difference of a loss, that rounding may decide
+    rounding: float = field(init=False)  # how far apart two outputs may be that rounding orders; see `ties`
     _done: int = 0
     _same_initial: dict[int, bool] = field(default_factory=dict)
     # On another machine, by kind of network: how often the stored prediction alone is right, and the new one alone.
@@ -105,8 +106,9 @@ class _Recomputing:
         self._total = len([*stored_rounds(self.run), *networks])
         in_full = self.prepared.experiment.train.in_full_precision
         self.rounding = ties.ROUNDING if in_full else ties.ROUNDING_IN_HALF
-        if self.elsewhere:
-            self.share = ELSEWHERE if in_full else ELSEWHERE_IN_HALF
+        share = ELSEWHERE if in_full else ELSEWHERE_IN_HALF
+        # On the machine of the run nothing rounds otherwise.
+        self.share = share if self.elsewhere else 0.0
 
     def evaluated(self, stored: StoredRound) -> Iterator[str]:
         """Evaluate a network again, and yield a sentence for everything that differs from its record."""
@@ -121,14 +123,14 @@ class _Recomputing:
         if prepared is None:
             return
         states = dict(stored.states())
-        # Runs of earlier versions have no weights of the early-stop step, unless it is the last one.
-        if "early_stop" not in states and record["early_stop_step"] == max(row[0] for row in stored.metrics):
-            states["early_stop"] = stored.weights
-        elif "early_stop" not in states:
-            self._note(
-                "Some networks have no early_stop.safetensors, because an earlier version stored them; what was "
-                "measured of them at the early-stop step was not computed again."
-            )
+        if "early_stop" not in states:  # as in runs of earlier versions
+            if record["early_stop_step"] == max(step for step, *_ in stored.metrics):
+                states["early_stop"] = stored.weights
+            else:
+                self._note(
+                    "Some networks have no early_stop.safetensors, because an earlier version stored them; what was "
+                    "measured of them at the early-stop step was not computed again."
+                )
         for when, state in states.items():
             name = when.replace("_", "-")
             engine = prepared.trainer.at(state, stored.masks, stored.engine)
@@ -222,17 +224,21 @@ class _Recomputing:
         key = json.dumps([overrides, wanted], sort_keys=True)
         if key not in self._others:
             try:
-                # Data that the caller passed are those of the run, not those of the transfer.
-                without_data = dataclasses.replace(self.ingredients, data=None)
-                other = preparing.prepare(with_other_data(self.prepared.experiment, overrides), without_data)
-                self.stack.callback(other.trainer.close)
-                if other.data.fingerprint != wanted:
-                    raise LotteryError("its data are not those of the branch")
-                self._others[key] = other
+                self._others[key] = self._with_other_data(overrides, wanted)
             except LotteryError as error:
                 self._note(f"{stored.branch} was not computed again: {str(error).rstrip('.')}.")
                 self._others[key] = None
         return self._others[key]
+
+    def _with_other_data(self, overrides: dict[str, Any], wanted: str) -> Prepared:
+        """Prepare what a transfer is evaluated with; raise `LotteryError` if it has not the data of this digest."""
+        # Data that the caller passed are those of the run, not those of the transfer.
+        without_data = dataclasses.replace(self.ingredients, data=None)
+        other = preparing.prepare(with_other_data(self.prepared.experiment, overrides), without_data)
+        self.stack.callback(other.trainer.close)
+        if other.data.fingerprint != wanted:
+            raise LotteryError("the data that are found are not those of the branch")
+        return other
 
     def _note(self, text: str) -> None:
         if text not in self.notes:

@@ -135,15 +135,16 @@ def trainer(
 def _prepared(recipe: Recipe, replicate: int) -> Prepared:
     """Prepare a run again, and check that everything is what it was when the run began."""
     prepared = preparing.prepare(recipe.experiment, recipe.ingredients, replicate)
-    try:
-        if prepared.data.fingerprint != recipe.data_sha256:
-            raise LotteryError("The data differ.")
-        agreement.agreed(recipe.path, recipe.experiment, prepared)
-    except LotteryError:
-        where = f" on {platform.node()}" if recipe.away else ""
+    where = f" on {platform.node()}" if recipe.away else ""
+    if prepared.data.fingerprint != recipe.data_sha256:
         raise LotteryError(
-            f"The data, the model or the criterion{where} differ from those of {str(recipe.path)!r}; restore "
-            "them, or start a new run."
-        ) from None
+            f"The data{where} differ from those of {str(recipe.path)!r}; restore the data, or start a new run."
+        )
+    try:
+        agreement.agreed(recipe.path, recipe.experiment, prepared)
+    except LotteryError as error:
+        if not recipe.away:
+            raise
+        raise LotteryError(f"On {platform.node()}: {error}") from None
     # With other versions its digests may differ, though the numbers agree.
     return dataclasses.replace(prepared, experiment=recipe.experiment)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as stn
@@ -654,6 +655,14 @@ def test_batches_for_statistics_are_whole_and_few():
         values = np.concatenate(batches)[:, 0]
         assert len(set(values)) == len(values) and set(values) <= set(data.train.x[:, 0])
         assert abs(np.mean(values) - np.mean(data.train.x)) < 0.05 * size, "labels may come sorted"
+
+
+def test_batches_for_statistics_of_several_inputs_are_whole_and_few():
+    x, y = np.arange(2345, dtype=np.float32)[:, None], np.arange(2345) % 3
+    made = tf.data.Dataset.from_tensor_slices(({"left": x, "right": x}, y)).batch(60)
+    data = lottery.data.given((made, made, made), Data(name="given"))
+    sizes = [(len(batch["left"]), len(batch["right"])) for batch in interpolation.training_batches(data)()]
+    assert sizes == [(1000, 1000)] * 2
 
 
 def test_a_dense_network_of_other_bits_is_reported(copied):
