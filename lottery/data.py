@@ -250,7 +250,9 @@ def given(data: Any, settings: Data) -> Splits | Streams:
     if len(parts) == 3 and all(streamed_data.is_stream(part) for part in parts):
         if settings.num_examples:
             raise LotteryError("data.num_examples: a tf.data.Dataset has its own size; shorten it with take().")
-        return streamed_data.checked(parts)
+        ignored = [key for key in ("validation", "pixels") if getattr(settings, key) != getattr(Data(), key)]
+        notes = tuple(f"data.{key} has no effect: a tf.data.Dataset is used as it is." for key in ignored)
+        return replace(streamed_data.checked(parts), notes=notes)
     if wrong := _no_arrays(data, parts):
         raise LotteryError(f"data must be {wrong}")
     if len(parts) == 6:

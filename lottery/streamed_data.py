@@ -28,6 +28,7 @@ class Streams:
     validation: Callable[[], Any]
     test: Callable[[], Any]
     fingerprint: str  # of the first batches, since reading all of them would take as long as training
+    notes: tuple[str, ...] = ()  # sentences that a person should read
 
     def num_examples(self, part: str) -> int:
         """Return 0 for any part: its examples cannot be counted without reading them all."""

@@ -232,6 +232,15 @@ def test_numbers_of_examples_that_do_not_fit_are_refused():
         data.given((stream, stream, stream), data.Data(num_examples=4))
 
 
+def test_what_has_no_effect_on_a_data_set_in_batches_is_said():
+    import tensorflow as tf
+
+    stream = tf.data.Dataset.from_tensor_slices((np.zeros((8, 6), np.float32), np.zeros(8, int))).batch(4)
+    found = data.given((stream, stream, stream), data.Data(pixels="unit", validation=4))
+    assert [note.partition(" ")[0] for note in found.notes] == ["data.validation", "data.pixels"]
+    assert data.given((stream, stream, stream), data.Data()).notes == ()
+
+
 def test_other_data_in_an_override_do_not_get_the_number_of_the_file():
     from lottery import config
 

@@ -168,14 +168,14 @@ def balanced(labels: np.ndarray, positions: np.ndarray, num: int) -> np.ndarray:
     """Choose positions in turns: the first of each label, then the second of each, until there are `num`."""
     if labels.ndim > 2:  # a label for each pixel, say: no classes of examples
         return positions[:num]
+    import pandas as pd
+
     rows = labels.reshape(len(labels), -1)
     _, classes = np.unique(rows, axis=0, return_inverse=True)
-    classes = classes.reshape(-1)
-    # The turn of an example is its place among those of its class: its place by class, less where its class begins.
-    by_class = np.argsort(classes, kind="stable")
-    counts = np.bincount(classes)
-    turns = np.empty(len(labels), dtype=np.int64)
-    turns[by_class] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
+    # Flat, because versions of NumPy 2 give the inverse other shapes.
+    by_example = pd.Series(classes.reshape(-1))
+    # The turn of an example is its place among those of its class.
+    turns = by_example.groupby(by_example).cumcount().to_numpy()
     # Stable, so that within a turn the order that was drawn decides.
     return positions[np.argsort(turns, kind="stable")[:num]]
 

@@ -71,7 +71,7 @@ def notes(prepared: Prepared, ingredients: Ingredients, inputs: Any) -> Iterator
     if has_own_model and ingredients.model is None:
         module = experiment.model.name.partition(":")[0]
         yield f"{experiment.model.name} is imported from {networks.module_file(module)}."
-    yield from getattr(prepared.data, "notes", ())
+    yield from prepared.data.notes
     if ingredients.data is not None and isinstance(prepared.data, Splits) and prepared.data.train.x.dtype == np.uint8:
         how = f'data.pixels = "{experiment.data.pixels}"'
         yield f"The inputs are of type uint8, so they are scaled as pixels ({how}); floats stay as they are."
