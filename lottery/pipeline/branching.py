@@ -4,17 +4,17 @@ import hashlib
 import json
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lottery import config
 from lottery.errors import LotteryError, unknown
 from lottery.executors.scheduler import Job
-from lottery.pipeline import agreement, branch_training, dispatch, preparing, running, worker
+from lottery.pipeline import agreement, branch_training, dispatch, preparing, running
 from lottery.pipeline.network_training import Training
 from lottery.pipeline.prepared import Ingredients, Prepared, with_other_data
 from lottery.pipeline.session import Execution
+from lottery.pipeline.worker import Recipe
 from lottery.pruning import branches, fairness
 from lottery.runs import store
 from lottery.runs.store import NetworkId
@@ -63,8 +63,15 @@ def branch(
         if not missing:
             session.note(f"All {len(jobs)} branches {label} of {path} are complete.")
         details = {"data_sha256": prepared.data.fingerprint, "overrides": overrides} if transfers else None
-        recipe = worker.recipe(path, prepared.experiment, ingredients, execution.checkpoint_every)
-        recipe = replace(recipe, data_sha256=prepared.data.fingerprint, branch=function, details=details)
+        recipe = Recipe(
+            path,
+            prepared.experiment,
+            ingredients,
+            data_sha256=prepared.data.fingerprint,
+            branch=function,
+            details=details,
+            every=execution.checkpoint_every,
+        )
         dispatch.carry_out({path: recipe}, missing, session.writing({path: experiment}), {path: prepared})
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from lottery import config, progress
 from lottery.errors import LotteryError, unknown
 from lottery.executors.scheduler import Job
-from lottery.pipeline import branching, dispatch, interpolation, running, sibling_paths, sibling_training, worker
+from lottery.pipeline import branching, dispatch, interpolation, running, sibling_paths, sibling_training
 from lottery.pipeline.prepared import Ingredients
 from lottery.pipeline.session import Execution
+from lottery.pipeline.worker import Recipe
 from lottery.pruning import rewinding
 from lottery.runs import store
 from lottery.runs.siblings import Siblings
@@ -77,8 +78,8 @@ def connect(
         session = replace(session, on_event=progress.tallied(session.on_event, spans))
         sibling_training.store_states(session, prepared, wanted)
         pairs = {NetworkId(pair.replicate, pair.round, f"step_{pair.step}"): pair for pair in unmeasured}
-        recipe = worker.recipe(path, experiment, ingredients, execution.checkpoint_every)
-        recipe = replace(recipe, begin=functools.partial(sibling_paths.measuring, line, pairs))
+        begin = functools.partial(sibling_paths.measuring, line, pairs)
+        recipe = Recipe(path, experiment, ingredients, begin=begin, every=execution.checkpoint_every)
         dispatch.carry_out({path: recipe}, [Job(path, pair) for pair in pairs], session, {path: prepared}, spans=spans)
 
 

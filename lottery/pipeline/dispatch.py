@@ -83,7 +83,7 @@ def _executor(
 ) -> Executor:
     """Choose where networks are trained: on a cluster, in several processes, or in this one."""
     workers = session.execution.workers
-    threads = {run: recipe.num_threads for run, recipe in recipes.items()}
+    threads = {run: store.read_environment(run)["num_threads"] for run in recipes}
     if isinstance(workers, ray.Ray):
         begin = functools.partial(worker.trainer, {run: _away(recipe) for run, recipe in recipes.items()})
         return stack.enter_context(ray.joined(workers, begin, threads, session.on_event))

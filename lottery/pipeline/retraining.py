@@ -16,8 +16,9 @@ from lottery import interrupts, progress, randomness
 from lottery.errors import LotteryError
 from lottery.executors.scheduler import Job
 from lottery.formatting import listed
-from lottery.pipeline import environment, recomputing, worker
+from lottery.pipeline import environment, recomputing
 from lottery.pipeline.prepared import Ingredients
+from lottery.pipeline.worker import Recipe, Worker
 from lottery.pruning import branches
 from lottery.runs import store, verification
 from lottery.runs.store import NetworkId
@@ -66,8 +67,7 @@ def retrained(
         stack.enter_context(randomness.put_back())
         copy = Path(temporary, run.name)
         shutil.copytree(run, copy, copy_function=_linked, ignore=shutil.ignore_patterns("tensorboard", "*.png"))
-        recipe = worker.recipe(copy, experiment, ingredients, None)
-        trainer = worker.Worker({copy: recipe}, on_event, interrupts.never)
+        trainer = Worker({copy: Recipe(copy, experiment, ingredients)}, on_event, interrupts.never)
         stack.callback(trainer.close)
         for stored in networks:
             network = NetworkId(stored.replicate, stored.round, stored.branch)

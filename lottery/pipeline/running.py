@@ -8,9 +8,10 @@ from typing import Any
 
 from lottery import config, data, formatting
 from lottery.errors import LotteryError
-from lottery.pipeline import agreement, dispatch, environment, preparing, worker
+from lottery.pipeline import agreement, dispatch, environment, preparing
 from lottery.pipeline.prepared import Ingredients, Prepared, with_functions
 from lottery.pipeline.session import Execution, Session
+from lottery.pipeline.worker import Recipe
 from lottery.runs import store, verification
 from lottery.statistics import metric
 
@@ -49,9 +50,9 @@ def run(
             return path
         prepared = open_run(session.stack, path, experiment, ingredients, prepared=prepared)
         session.note(*prepared.notes, *too_fine(prepared, tolerance), _size(path, experiment))
-        recipes = {path: worker.recipe(path, experiment, ingredients, execution.checkpoint_every)}
+        recipe = Recipe(path, experiment, ingredients, every=execution.checkpoint_every)
         jobs = [job for job in dispatch.wanted(experiments) if not job.is_stored]
-        dispatch.carry_out(recipes, jobs, session.writing(experiments), {path: prepared})
+        dispatch.carry_out({path: recipe}, jobs, session.writing(experiments), {path: prepared})
     return path
 
 

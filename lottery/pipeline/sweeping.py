@@ -11,9 +11,10 @@ from typing import Any
 from lottery import config, files, interrupts, weights
 from lottery.errors import LotteryError
 from lottery.executors.scheduler import Job
-from lottery.pipeline import dispatch, environment, presets, running, worker
+from lottery.pipeline import dispatch, environment, presets, running
 from lottery.pipeline.prepared import Ingredients
 from lottery.pipeline.session import Execution, Session
+from lottery.pipeline.worker import Recipe
 from lottery.pruning import plan
 from lottery.runs import store
 from lottery.runs.store import NetworkId
@@ -105,7 +106,7 @@ def sweep(
         wanted = _states(copies, experiments)
         session.note(_size(len(experiments), len(missing), len(copies)))
         recipes = {
-            path: worker.recipe(path, experiment, ingredients, execution.checkpoint_every, wanted.get(path, ()))
+            path: Recipe(path, experiment, ingredients, every=execution.checkpoint_every, states=wanted.get(path, ()))
             for path, experiment in experiments.items()
         }
 

@@ -5,7 +5,7 @@ import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lottery import config, interrupts, progress
 from lottery.errors import LotteryError
@@ -29,9 +29,8 @@ class Recipe:
 
     path: Path
     experiment: config.Experiment  # for a transfer, the one with the other data
-    num_threads: int
-    data_sha256: str
     ingredients: Ingredients = field(default_factory=Ingredients)
+    data_sha256: str = ""  # of other data than those that the run began with
     branch: branches.BranchFunction | None = None  # if it is not one of `branches.BRANCHES`
     # Makes the function that trains networks which are neither rounds nor branches, with the run that is open.
     begin: Callable[[Training], TrainNetwork] | None = None
@@ -41,25 +40,8 @@ class Recipe:
     away: bool = False  # versions and the processor may differ where it is trained
 
 
-def recipe(
-    path: Path,
-    experiment: config.Experiment,
-    ingredients: Ingredients,
-    every: CheckpointInterval | None,
-    states: tuple[int, ...] = (),
-) -> Recipe:
-    """Collect what it takes to train networks of a run that is open."""
-    # What the run began with, whatever this process would choose.
-    recorded = store.read_environment(path)
-    num_threads, data_sha256 = recorded["num_threads"], recorded["data_sha256"]
-    return Recipe(path, experiment, num_threads, data_sha256, ingredients, every=every, states=states)
-
-
-class Open(NamedTuple):
-    """A run that is open for training, and the function that trains networks which are no rounds or branches."""
-
-    training: Training
-    train: TrainNetwork | None
+# A run that is open for training, and the function that trains networks which are neither rounds nor branches.
+Open = tuple[Training, TrainNetwork | None]
 
 
 @dataclass
@@ -105,9 +87,9 @@ class Worker:
 
     def _begun(self, recipe: Recipe, replicate: int) -> Open:
         """Open a run for training, its `replicate` first."""
+        # With what the run began, whatever this process would choose.
         recorded = store.read_environment(recipe.path)
-        environment.import_tensorflow(recorded)
-        environment.use_threads(recipe.num_threads)
+        environment.begin_as(recorded)
         for sentence in onednn.notes(recorded):
             self.on_event(progress.Note(sentence))
         # What this process has prepared already serves once; whatever is closed is prepared anew.
@@ -119,10 +101,11 @@ class Worker:
         on_event = network_training.while_there(recipe.path, self.on_event)
         every = recipe.every or CheckpointInterval()
         training = Training(recipe.path, prepared, on_event, every, self.should_stop, recipe.states)
-        return Open(training, recipe.begin and recipe.begin(training))
+        return training, recipe.begin and recipe.begin(training)
 
     def _close_first(self) -> None:
-        self._open.pop(next(iter(self._open))).training.prepared.trainer.close()
+        training, _ = self._open.pop(next(iter(self._open)))
+        training.prepared.trainer.close()
 
 
 def trainer(
@@ -136,7 +119,8 @@ def _prepared(recipe: Recipe, replicate: int) -> Prepared:
     """Prepare a run again, and check that everything is what it was when the run began."""
     prepared = preparing.prepare(recipe.experiment, recipe.ingredients, replicate)
     where = f" on {platform.node()}" if recipe.away else ""
-    if prepared.data.fingerprint != recipe.data_sha256:
+    wanted = recipe.data_sha256 or store.read_environment(recipe.path)["data_sha256"]
+    if prepared.data.fingerprint != wanted:
         raise LotteryError(
             f"The data{where} differ from those of {str(recipe.path)!r}; restore the data, or start a new run."
         )
