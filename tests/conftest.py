@@ -179,12 +179,12 @@ def traced_once():
         weights.assign(known.model, weights.read_state(model))
         return known
 
-    def learner(prepared, rule):
+    def learner(prepared):
         if prepared.trainer not in made.values():
-            return make_learner(prepared, rule)
-        key = id(prepared.trainer), rule.name
+            return make_learner(prepared)
+        key = id(prepared.trainer)
         if key not in made:
-            made[key] = make_learner(prepared, rule)
+            made[key] = make_learner(prepared)
         return made[key]
 
     def digest(model, examined, example):

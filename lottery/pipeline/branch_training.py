@@ -53,7 +53,7 @@ class _LearnsMasks(Exception):
 def matches_stored(training: Training, network: NetworkId, branch: BranchFunction) -> bool:
     """Return True if a stored branch has the masks, the start and the steps that a function gives now."""
 
-    def learn(rule: Any) -> BranchStart:
+    def learn() -> BranchStart:
         raise _LearnsMasks
 
     ticket = replace(_stored_ticket(training, network), learned=learn)
@@ -108,7 +108,7 @@ def _stored_ticket(training: Training, network: NetworkId) -> StoredTicket:
         initial=initial,
         spent=plan.steps_to(experiment.prune, number, experiment.rewind.step, experiment.train.num_steps),
         gradients=lambda step, state: training.dense_gradients(replicate, step, state),
-        learned=lambda rule: mask_training.learned(training, network, stored.masks, rule),
+        learned=lambda: mask_training.learned(training, network, stored.masks),
         at_initial=stored.at_initial,
         held_at=stored.held_at,
         shuffled=training.prepared.plan.shuffled(stored.masks),

@@ -31,7 +31,6 @@ class Learner:
     The model's other variables are not trained, but its statistics, of BatchNormalization, are updated.
     """
 
-    rule: supermasks.Rule
     trainer: Trainer
     # What a step reads: by weight ``fixed/...``, the fixed values; and ``counts``, the entries to keep of each.
     inputs: Mapping[str, Any]
@@ -42,18 +41,18 @@ class Learner:
         state = dict(start)
         for name, count in counts.items():
             self.inputs[f"fixed/{name}"].assign(start[name])
-            state[name] = self.rule.first_scores(start[name].shape, count, rng).astype(start[name].dtype)
+            state[name] = supermasks.first_scores(start[name].shape, rng).astype(start[name].dtype)
         return state
 
 
-def learner(prepared: Prepared, rule: supermasks.Rule) -> Learner:
+def learner(prepared: Prepared) -> Learner:
     """Return the trainer of scores of a run, which is made and traced once."""
-    if rule.name not in prepared.learners:
-        prepared.learners[rule.name] = _made(prepared, rule)
-    return prepared.learners[rule.name]
+    if not prepared.learner:
+        prepared.learner.append(_made(prepared))
+    return prepared.learner[0]
 
 
-def learned(training: Training, network: NetworkId, ticket: Masks, rule: supermasks.Rule) -> BranchStart:
+def learned(training: Training, network: NetworkId, ticket: Masks) -> BranchStart:
     """Learn masks with as many entries of each weight as a ticket's, while the weights stay fixed.
 
     See `branches.supermask`.
@@ -63,7 +62,7 @@ def learned(training: Training, network: NetworkId, ticket: Masks, rule: superma
     counts = masks.num_kept(ticket)
     fixed = supermasks.fixed_weights(network_training.initial_state(training, network.replicate), counts)
     words = branches.words_for(experiment.run.seed, *network)
-    of_scores = learner(prepared, rule)
+    of_scores = learner(prepared)
     start = of_scores.begin(fixed, counts, randomness.generator(*words))
     # Its checkpoint is not the branch's own, whose training would take it for another's and begin again.
     learning = replace(training, prepared=replace(prepared, trainer=of_scores.trainer), stage="scores")
@@ -75,13 +74,13 @@ def learned(training: Training, network: NetworkId, ticket: Masks, rule: superma
     return BranchStart(state, supermasks.kept_by(trained.weights, counts), last, last, details=details)
 
 
-def _made(prepared: Prepared, rule: supermasks.Rule) -> Learner:
+def _made(prepared: Prepared) -> Learner:
     import tensorflow as tf
 
     experiment = prepared.experiment
     num_steps = experiment.train.num_steps
-    decay = {"name": "CosineDecay", "initial_learning_rate": rule.learning_rate, "decay_steps": num_steps}
-    changed = {"optimizer": rule.optimizer, "learning_rate": decay, "warmup_steps": 0, "drop_at": ()}
+    decay = {"name": "CosineDecay", "initial_learning_rate": supermasks.LEARNING_RATE, "decay_steps": num_steps}
+    changed = {"optimizer": supermasks.OPTIMIZER, "learning_rate": decay, "warmup_steps": 0, "drop_at": ()}
     # The sparse engine trains weights alone, and the test curve is of the network under the masks, not of the scores.
     settings = experiment.train.model_copy(update={**changed, "test_curve": False, "engine": "compiled"})
     # As the run's own model; the weights that are drawn play no part.
@@ -103,14 +102,14 @@ def _made(prepared: Prepared, rule: supermasks.Rule) -> Learner:
     def seen(place: int, scores: Any) -> Any:
         """Compute with a fixed weight, under the mask that its variable, the scores, gives."""
         scores = tf.convert_to_tensor(scores)
-        factor = rule.factor(scores, inputs["counts"][place])
+        factor = supermasks.factor(scores, inputs["counts"][place])
         return tf.convert_to_tensor(inputs[f"fixed/{names[place]}"]) * factor
 
     changes = [(name, named[name], partial(seen, place)) for place, name in enumerate(names)]
     # Not through Keras' __setattr__, which tracks every value.
     vars(model)["call"] = seen_as(changes, _ASSIGNED)(model.call)
     trainer = Trainer(model, prepared.data, settings, augment=experiment.data.augment, inputs=inputs)
-    return Learner(rule, trainer, inputs)
+    return Learner(trainer, inputs)
 
 
 def _compile(model: Any, settings: Any, example: Any) -> None:

@@ -74,7 +74,7 @@ class Prepared:
     observe: Callable[[], dict[str, Any]] = dict
     # By replicate, every variable at step 0, where it is drawn already.
     initial: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
-    learners: dict[str, Any] = field(default_factory=dict)  # by rule, the trainers of scores; see `mask_training`
+    learner: list[Any] = field(default_factory=list)  # the trainer of scores, once it is made; see `mask_training`
 
     @property
     def accuracy(self) -> str | None:

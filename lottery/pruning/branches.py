@@ -28,7 +28,7 @@ class StoredTicket:
     spent: int = 0  # steps of all trainings that led to the ticket, with its own
     gradients: dynamic.Gradients = dynamic.no_gradients
     # Learns masks while the weights stay fixed; see `supermask`.
-    learned: Callable[[supermasks.Rule], "BranchStart"] = supermasks.no_learning
+    learned: Callable[[], "BranchStart"] = supermasks.no_learning
     # True where an entry, if masked, is held at its initial value; empty for zero. See `mask_actions.at_initial`.
     at_initial: Masks = field(default_factory=dict)
     held_at: Weights = field(default_factory=dict)  # the value of every entry, if masked; empty for zero
@@ -75,7 +75,7 @@ class Branch:
     # A control takes something away from the ticket, and is meant to do worse; an alternative is another way to a
     # network of its density. `run.controls` may name both.
     kind: Literal["control", "alternative", "other"] = "control"
-    learns: supermasks.Rule | None = None  # how it learns masks, if it does
+    learns: bool = False  # masks, by training scores
     starts: Literal["initial", "rewind", "end"] = "rewind"  # training, at: step 0, the rewind step, the last step
     trains_on: bool = False  # from weights at the end of a training, which are not set back
     # Its masks or its start take the trainings that led to the ticket; else it needs at most counts of the ticket.
@@ -192,7 +192,7 @@ def supermask(ticket: StoredTicket) -> BranchStart:
     zero along a cosine, whatever optimizer the run has. (The authors use SGD with momentum for a hundred epochs.) Then
     nothing more is trained.
     """
-    return ticket.learned(supermasks.EDGE_POPUP)
+    return ticket.learned()
 
 
 def transfer(ticket: StoredTicket) -> BranchStart:
@@ -396,7 +396,7 @@ BRANCHES: dict[str, Branch] = {
     "static_long": _alternative(static_long, is_long=True, needs_model=()),
     "supermask": _alternative(
         supermask,
-        learns=supermasks.EDGE_POPUP,  # trains its scores from step 0; nothing is trained after them
+        learns=True,  # it trains scores from step 0, and nothing after them
         starts_from="the signs of the dense network's initial weights, all of one size in a layer, which stay",
     ),
     "learning_rate_rewinding": _retraining(learning_rate_rewinding),

@@ -1,8 +1,10 @@
-"""Learned masks: scores that are trained while the weights stay fixed, and the masks that are made of them."""
+"""Learned masks: scores that are trained while the weights stay fixed, and the masks that are made of them.
+
+Edge-popup of Ramanujan et al. 2020, https://arxiv.org/abs/1911.13299; `lottery.pruning.branches.supermask` describes it.
+"""
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,26 +12,14 @@ import numpy as np
 from lottery import masks
 from lottery.errors import LotteryError
 from lottery.masks import Masks, Weights
+from lottery.models.kerases import tf
 from lottery.pruning import ranking
 
-# In a graph, from the scores of a weight and the number of entries to keep: the factor that each entry is multiplied
-# with, and the gradient that it lets through.
-Factor = Callable[[Any, Any], Any]
+OPTIMIZER = "adam"  # of the scores, as ``train.optimizer``
+LEARNING_RATE = 1.2e-3  # at first; it falls to zero along a cosine
 
 
-@dataclass(frozen=True)
-class Rule:
-    """A way to learn masks."""
-
-    name: str
-    factor: Factor
-    # Draws the scores that training starts from, for a weight of some shape of which a number of entries is kept.
-    first_scores: Callable[[tuple[int, ...], int, np.random.Generator], np.ndarray]
-    optimizer: str | dict[str, Any]  # as ``train.optimizer``
-    learning_rate: float  # at first; it falls to zero along a cosine
-
-
-def no_learning(rule: Rule) -> Any:
+def no_learning() -> Any:
     """Raise `LotteryError`: a run's files alone cannot train scores."""
     raise LotteryError("Scores need the model and the data.")
 
@@ -62,8 +52,6 @@ def kept_by(scores: Weights, counts: Mapping[str, int]) -> Masks:
 
 def highest(scores: Any, count: Any) -> Any:
     """Mark the entries that `kept_by` keeps, in a graph: a boolean tensor."""
-    import tensorflow as tf
-
     # The bits of a float that is not negative order it among others, so the lowest that is kept is found bit by bit, by
     # counting: on a CPU that takes a tenth of the time of a sort.
     keys = tf.bitcast(tf.abs(tf.reshape(tf.cast(scores, tf.float32), [-1])), tf.int32)
@@ -92,16 +80,15 @@ def highest(scores: Any, count: Any) -> Any:
     return tf.reshape((keys > lowest) | (equal & (place >= begin)), scores.shape)
 
 
-def _of_highest(scores: Any, count: Any) -> Any:
-    import tensorflow as tf
-
+def factor(scores: Any, count: Any) -> Any:
+    """Compute, in a graph, what each entry of a weight is multiplied with: 1 if `kept_by` keeps it, or else 0."""
     sizes = tf.abs(scores)
     kept = tf.cast(highest(scores, count), scores.dtype)
     # The difference is zero, and lets the gradient go straight through the ranking, but not through the absolute value.
     return tf.stop_gradient(kept) + (sizes - tf.stop_gradient(sizes))
 
 
-def _uniform(shape: tuple[int, ...], count: int, rng: np.random.Generator) -> np.ndarray:
+def first_scores(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
     """Draw scores as Ramanujan et al. do: uniform, within one over the square root of a unit's number of inputs."""
     bound = 1 / np.sqrt(_num_inputs(shape))
     return rng.uniform(-bound, bound, shape).astype(np.float32)
@@ -109,6 +96,3 @@ def _uniform(shape: tuple[int, ...], count: int, rng: np.random.Generator) -> np
 
 def _num_inputs(shape: tuple[int, ...]) -> int:
     return max(math.prod(shape[:-1]), 1)
-
-
-EDGE_POPUP = Rule("edge-popup", _of_highest, _uniform, "adam", 1.2e-3)

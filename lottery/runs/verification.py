@@ -355,7 +355,7 @@ def _round_of(
     shuffled = plan.of_weights(experiment.prune, ticket.masks, units).shuffled(ticket.masks)
     return branches.StoredTicket(
         ticket.masks, ticket.start, first, last, rng, lambda: fresh or stored.weights, initial, spent,
-        learned=lambda rule: learned, at_initial=ticket.at_initial, held_at=ticket.held_at, shuffled=shuffled,
+        learned=lambda: learned, at_initial=ticket.at_initial, held_at=ticket.held_at, shuffled=shuffled,
         trained=lambda: ticket.pruned.weights,
     )  # fmt: skip
 

@@ -79,7 +79,7 @@ def of(path, name, replicate=1, index=2):
     return StoredRound(path, replicate, index, name)
 
 
-def test_one_update_of_the_scores():
+def test_one_update_of_the_scores(monkeypatch):
     """Compared with NumPy: the forward pass, the gradient, and a step of plain SGD."""
     import keras
 
@@ -94,9 +94,9 @@ def test_one_update_of_the_scores():
     start = {name: rng.normal(size=value.shape).astype(np.float32) for name, value in
              building.initial_state(prepared, 1).items()}  # fmt: skip
     counts = {"dense/kernel": 20, "dense_1/kernel": 9}
-    learner = mask_training.learner(
-        prepared, dataclasses.replace(supermasks.EDGE_POPUP, optimizer="sgd", learning_rate=rate)
-    )
+    monkeypatch.setattr(supermasks, "OPTIMIZER", "sgd")
+    monkeypatch.setattr(supermasks, "LEARNING_RATE", rate)
+    learner = mask_training.learner(prepared)
     first = learner.begin(start, counts, rng)
     dense = masks.ones_like({name: start[name] for name in counts})
     after = learner.trainer.train(first, dense, (8, 9)).weights
@@ -149,7 +149,7 @@ def test_the_trainer_of_scores_computes_what_the_stored_network_computes(trained
     training = network_training.Training(path, prepared, quietly)
     network = store.NetworkId(1, 2, name)
     branch_training.train_branch(training, network, branches.BRANCHES[name].function)
-    stored, learner = of(path, name), mask_training.learner(prepared, branches.BRANCHES[name].learns)
+    stored, learner = of(path, name), mask_training.learner(prepared)
     x = prepared.data.test.x
     scored = np.asarray(learner.trainer.model(x, training=False))
     scores = weights.read(learner.trainer.model)

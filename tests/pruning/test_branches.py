@@ -25,7 +25,7 @@ def origin(seed=0, densities=(0.3, 0.6)):
     dense = {name: rng.normal(size=SHAPES[name]) for name in PRUNABLE}
     return branches.StoredTicket(
         kept, start, STEP, NUM_STEPS, np.random.default_rng(seed), lambda: dict(other), initial,
-        3 * NUM_STEPS, lambda step, state: dense, lambda rule: replace(drawn, start=initial, first_step=NUM_STEPS),
+        3 * NUM_STEPS, lambda step, state: dense, lambda: replace(drawn, start=initial, first_step=NUM_STEPS),
         trained=lambda: {name: value - 1 for name, value in start.items()},
     )  # fmt: skip
 

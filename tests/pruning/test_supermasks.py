@@ -64,7 +64,6 @@ def test_masks_of_no_entry_have_finite_weights():
 
 def test_first_scores():
     rng = np.random.default_rng(3)
-    for count in (0, 30, SIZE):
-        first = supermasks.EDGE_POPUP.first_scores(SHAPE, count, rng)
-        assert first.shape == SHAPE and first.dtype == np.float32 and np.isfinite(first).all()
-        assert abs(first).max() <= 1 / 6 and abs(first).max() > 0.15  # nine places by four channels
+    first = supermasks.first_scores(SHAPE, rng)
+    assert first.shape == SHAPE and first.dtype == np.float32 and np.isfinite(first).all()
+    assert abs(first).max() <= 1 / 6 and abs(first).max() > 0.15  # nine places by four channels
