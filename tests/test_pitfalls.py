@@ -233,7 +233,7 @@ def same_order_for_all(patch):
 
 def round_half_up(patch):
     """1: half is rounded up, so that the ladder is not the paper's."""
-    patch.setattr(schedules, "num_pruned", lambda rate, survivors: int(rate * survivors + 0.5))
+    patch.setattr(schedules, "share", lambda fraction, number: int(fraction * number + 0.5))
 
 
 def multiply(patch):

@@ -248,17 +248,22 @@ def _lower_rank(inputs: CriterionInputs, sign: int) -> dict[str, np.ndarray]:
     names = list(inputs.trained)
     scores = {name: np.zeros(np.shape(inputs.trained[name])) for name in names}
     for group in inputs.targets or [group for group, _ in ranking.groups(names, inputs.scope)]:
-        lower: np.ndarray = np.array(np.inf)
+        ranks = []
         for values in (inputs.initial, inputs.trained):
-            sizes = np.concatenate([sign * np.abs(np.asarray(values[name])[inputs.kept[name]]) for name in group])
-            ranks = np.empty(sizes.size)
-            ranks[np.argsort(sizes, kind="stable")] = np.arange(1, sizes.size + 1)  # of equals, the earlier is lower
-            # NaN is sorted last, as if it were the highest, so it stays NaN, which ranking refuses.
-            lower = np.minimum(lower, np.where(np.isnan(sizes), np.nan, ranks))
+            survivors = [np.asarray(values[name])[inputs.kept[name]] for name in group]
+            ranks.append(_ranks(sign * np.abs(np.concatenate(survivors))))
         ends = np.cumsum([np.count_nonzero(inputs.kept[name]) for name in group])[:-1]
-        for name, part in zip(group, np.split(lower, ends), strict=True):
+        for name, part in zip(group, np.split(np.minimum(*ranks), ends), strict=True):
             scores[name][inputs.kept[name]] = part
     return scores
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Rank numbers from 1, of equals the earlier lower."""
+    ranks = np.empty(values.size)
+    ranks[np.argsort(values, kind="stable")] = np.arange(1, values.size + 1)
+    # NaN is sorted last, as if it were the highest; so it stays NaN, which ranking refuses.
+    return np.where(np.isnan(values), np.nan, ranks)
 
 
 def _network(inputs: CriterionInputs, criterion: str) -> ScoredModel:

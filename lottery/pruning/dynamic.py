@@ -9,7 +9,7 @@ import numpy as np
 from lottery.errors import LotteryError
 from lottery.masks import Change, Masks, Scores, Weights, num_kept
 from lottery.pruning import ranking
-from lottery.pruning.schedules import num_pruned
+from lottery.pruning.schedules import share
 
 # Masks change in the first three quarters of a training: T_end of Evci et al. 2020, https://arxiv.org/abs/1911.11134,
 # section 3. The last quarter trains the last masks.
@@ -46,21 +46,20 @@ def gradual(sizes: Mapping[str, int], targets: Mapping[str, int], num_steps: int
     Change i of n leaves k + (N - k) (1 - i / n)^3 of N entries, rounded half to even: equation 1 of Zhu & Gupta 2017,
     https://arxiv.org/abs/1710.01878, from density 1 to k / N. The survivors of lowest magnitude go.
     """
-    every = interval(num_steps)
-    steps = range(every, last_step(num_steps) + 1, every)
-    changes = {}
-    for place, step in enumerate(steps, 1):
-        left = (1 - Fraction(place, len(steps))) ** 3
+
+    def change(left: Fraction) -> Change:
         counts = {name: targets[name] + round((size - targets[name]) * left) for name, size in sizes.items()}
 
-        # `counts` as a default, or all changes would prune to the last ones of the loop.
-        def prune(kept: Masks, state: Weights, counts: Mapping[str, int] = counts) -> Masks:
+        def prune(kept: Masks, state: Weights) -> Masks:
             survivors = num_kept(kept)
             magnitudes = {name: np.abs(state[name]) for name in kept}
             return ranking.prune_counts(magnitudes, kept, {(name,): survivors[name] - counts[name] for name in kept})
 
-        changes[step] = Change(prune, counts)
-    return changes
+        return Change(prune, counts)
+
+    every = interval(num_steps)
+    steps = range(every, last_step(num_steps) + 1, every)
+    return {step: change((1 - Fraction(place, len(steps))) ** 3) for place, step in enumerate(steps, 1)}
 
 
 def set_(counts: Mapping[str, int], num_steps: int, seed: int) -> dict[int, Change]:
@@ -126,7 +125,7 @@ def dropped_and_grown(kept: Masks, state: Weights, scores: Scores, fraction: flo
     """
     changed = {}
     for name, mask in kept.items():
-        count = num_pruned(fraction, int(np.count_nonzero(mask)))
+        count = share(fraction, int(np.count_nonzero(mask)))
         left = ranking.prune_counts({name: np.abs(state[name])}, {name: mask}, {(name,): count})[name]
         left[~left] = ranking.lowest(-np.asarray(scores[name], np.float64)[~left], count)
         changed[name] = left

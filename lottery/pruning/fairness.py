@@ -49,19 +49,19 @@ def check_fair(name: str, prune: "Prune", rewind: "Rewind", subject: str = "") -
     """Raise `LotteryError` if a branch has no fair comparison with a run's tickets; `subject`, or its name, begins."""
     branch = BRANCHES[name]
     start = rewinding.start_of(rewind.mode, rewind.step)
-    reasons = {
-        f'rewind.mode = "{rewind.mode}"': beside(branch, start, rewind.step).refused,
-        f'prune.held_at = "{prune.held_at}"': beside(branch, start, rewind.step, prune.held_at).refused,
-    }
-    if branch.of_entries and prune.granularity != "weight":
-        why = "it keeps as many entries in all, one by one, and the ticket keeps whole groups; use random_mask"
-        reasons = {f'prune.granularity = "{prune.granularity}"': why}
     if branch.trains_on and facts(prune.criterion).needs_network:
+        key, value = "prune.criterion", prune.criterion
         why = "its masks are made before any training, so no trained weights were pruned"
-        reasons = {f'prune.criterion = "{prune.criterion}"': why}
-    for where, why in reasons.items():
-        if why:
-            raise LotteryError(f"{subject or name} cannot be compared fairly under {where}: {why}.")
+    elif branch.of_entries and prune.granularity != "weight":
+        key, value = "prune.granularity", prune.granularity
+        why = "it keeps as many entries in all, one by one, and the ticket keeps whole groups; use random_mask"
+    elif why := beside(branch, start, rewind.step).refused:
+        key, value = "rewind.mode", rewind.mode
+    else:
+        key, value = "prune.held_at", prune.held_at
+        why = beside(branch, start, rewind.step, prune.held_at).refused
+    if why:
+        raise LotteryError(f'{subject or name} cannot be compared fairly under {key} = "{value}": {why}.')
 
 
 def check_rounds(name: str, rounds: Collection[int]) -> None:
@@ -78,9 +78,8 @@ def fair(mode: str, step: int = 0, held_at: str = "zero") -> list[str]:
 
 def refusals() -> list[tuple[str, str]]:
     """List the settings with the branches that have no fair comparison there, as lines of a help text."""
-    ways = [(f"rewind.mode={mode}", fair(mode)) for mode in rewinding.REWINDS]
-    ways += [(f"prune.held_at={name}", fair("weights", held_at=name)) for name in mask_actions.MASK_ACTIONS]
-    refused = {way: [name for name in BRANCHES if name not in allowed] for way, allowed in ways}
-    of_groups = "other prune.granularity than weight"
-    refused[of_groups] = [name for name, branch in BRANCHES.items() if branch.of_entries]
+    allowed = {f"rewind.mode={mode}": fair(mode) for mode in rewinding.REWINDS}
+    allowed |= {f"prune.held_at={name}": fair("weights", held_at=name) for name in mask_actions.MASK_ACTIONS}
+    allowed["other prune.granularity than weight"] = [name for name in BRANCHES if not BRANCHES[name].of_entries]
+    refused = {way: [name for name in BRANCHES if name not in fair_ones] for way, fair_ones in allowed.items()}
     return [(way, ", ".join(names)) for way, names in refused.items() if names]

@@ -10,7 +10,7 @@ from lottery import weights
 from lottery.errors import LotteryError, missing
 from lottery.masks import Masks
 from lottery.models import graph
-from lottery.models.kerases import evaluating, in_policy, is_keras, keras_of, traced_call
+from lottery.models.kerases import evaluating, in_policy, is_keras, keras_of, put_back, tf, traced_call
 from lottery.pruning import ranking
 
 Scores = dict[str, np.ndarray]
@@ -32,8 +32,6 @@ def loss_gradient(model: Any, names: Sequence[str]) -> Callable[[Batch], Scores]
 
     It is traced once, and reads the model's present weights.
     """
-    import tensorflow as tf
-
     variables = weights.variables(model)
     chosen = [variables[name] for name in names]
 
@@ -61,8 +59,6 @@ def times_weights(
 
     `soften`, a function of the model's outputs, makes it the loss of what it returns, without regularisation.
     """
-    import tensorflow as tf
-
     keras_of(model)
     variables = weights.variables(model)
     for name in names:
@@ -98,8 +94,6 @@ def are_probabilities(output: np.ndarray, precision: float) -> bool:
 
 def tensors(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
     """Turn gradients into tensors: those of embeddings too, and zeros if there is none."""
-    import tensorflow as tf
-
     return [
         tf.zeros(variable.shape, variable.dtype) if gradient is None else tf.convert_to_tensor(gradient)
         for gradient, variable in zip(gradients, variables, strict=True)
@@ -115,14 +109,10 @@ def finite(scores: Scores, what: str) -> Scores:
 
 
 def _as_tensors(batch: Batch) -> Batch:
-    import tensorflow as tf
-
     return tf.nest.map_structure(lambda value: None if value is None else tf.convert_to_tensor(value), batch)
 
 
 def _loss(model: Any, batch: Batch, training: bool, soften: Callable[[Any], Any] | None = None) -> Any:
-    import tensorflow as tf
-
     # In training, normalisation uses the statistics of the batch: at initialisation the moving ones mean nothing.
     outputs = model(batch.x, training=training)
     if soften is None:
@@ -136,8 +126,6 @@ def _loss(model: Any, batch: Batch, training: bool, soften: Callable[[Any], Any]
 
 def _differentiated(model: Any, loss: Callable[[], Any], variables: Sequence[Any]) -> list[Any]:
     """Differentiate a loss in a graph of its own, or raise if it does not depend on the variables."""
-    import tensorflow as tf
-
     # Of this graph only. Layers of tf_keras draw for dropout from the kernel's state, and so always the same numbers;
     # those of Keras 3 have a state of their own, which `_restored` puts back.
     tf.random.set_seed(0)
@@ -153,10 +141,11 @@ def _differentiated(model: Any, loss: Callable[[], Any], variables: Sequence[Any
 
 
 @contextlib.contextmanager
-def softened(model: Any, temperature: float = TEMPERATURE) -> Iterator[Callable[[Any], Any]]:
-    """Divide what goes into a softmax or sigmoid at a model's end; the function yielded divides the other outputs."""
-    import tensorflow as tf
+def softened(model: Any) -> Iterator[Callable[[Any], Any]]:
+    """Divide what goes into a softmax or sigmoid at a model's end by `TEMPERATURE`.
 
+    The function that is yielded divides the outputs that do not come from one.
+    """
     layers = list(graph.last_layers(model))
     activations = [(layer, layer.activation) for layer in dict.fromkeys(layers) if graph.is_squashing(layer)]
     divided = [graph.is_squashing(layer) for layer in layers]
@@ -166,18 +155,21 @@ def softened(model: Any, temperature: float = TEMPERATURE) -> Iterator[Callable[
         done = divided if len(divided) == len(flat) else [bool(activations)] * len(flat)
         found = []
         for output, is_done in zip(flat, done, strict=True):
-            if not is_done and tf.executing_eagerly() and are_probabilities(output.numpy(), 1e-5):
-                raise LotteryError(
-                    f"GraSP: the outputs of the model {model.name!r} are probabilities, and a temperature divides "
-                    "logits; make the model return logits."
-                )
-            found.append(output if is_done else output / tf.cast(temperature, output.dtype))
+            if not is_done:
+                # Outside of a graph, where values are known: at the call that makes Keras' variables.
+                if tf.executing_eagerly() and are_probabilities(output.numpy(), 1e-5):
+                    raise LotteryError(
+                        f"GraSP: the outputs of the model {model.name!r} are probabilities, and a temperature divides "
+                        "logits; make the model return logits."
+                    )
+                output = output / tf.cast(TEMPERATURE, output.dtype)
+            found.append(output)
         return tf.nest.pack_sequence_as(outputs, found)
 
     try:
         for layer, activation in activations:
             # The argument keeps the activation of this turn: a loop's variable is read when the layer is called.
-            layer.activation = lambda value, own=activation: own(value / temperature)
+            layer.activation = lambda value, own=activation: own(value / TEMPERATURE)
         yield soften
     finally:
         for layer, activation in activations:
@@ -187,28 +179,23 @@ def softened(model: Any, temperature: float = TEMPERATURE) -> Iterator[Callable[
 @contextlib.contextmanager
 def _restored(model: Any) -> Iterator[None]:
     """Evaluate the loss of a model, and restore its variables, metrics and random states on the way out."""
-    held = weights.read_state(model)
-    metrics = [(variable, np.array(variable.numpy())) for metric in model.metrics for variable in metric.variables]
-    # Layers of tf_keras may keep a counter or a generator that is not among their variables.
+    of_metrics = [variable for metric in model.metrics for variable in metric.variables]
+    known = {id(variable) for variable in of_metrics}
+    # Layers of tf_keras 2.21 may keep a counter or a generator that is not among their variables.
     random = [layer._random_generator for layer in weights.all_layers(model) if hasattr(layer, "_random_generator")]
     seeds = [(generator, generator._seed) for generator in random if hasattr(generator, "_seed")]
-    inner = [generator._generator for generator in random if getattr(generator, "_generator", None)]
-    states = [(generator, generator.state.numpy()) for generator in inner]
-    try:
-        with evaluating(f"The model {model.name!r} has no loss that can be evaluated and differentiated"):
-            yield
-    finally:
-        weights.assign(model, held)
-        known = {id(variable) for variable, _ in metrics}
-        for metric in model.metrics:
-            if any(id(variable) not in known for variable in metric.variables):
-                metric.reset_state()
-        for variable, value in metrics:
-            variable.assign(value)
-        for generator, seed in seeds:
-            generator._seed = seed
-        for generator, state in states:
-            generator.state.assign(state)
+    states = [generator._generator.state for generator in random if getattr(generator, "_generator", None)]
+    with put_back([*weights.variables(model).values(), *of_metrics, *states]):
+        try:
+            with evaluating(f"The model {model.name!r} has no loss that can be evaluated and differentiated"):
+                yield
+        finally:
+            # A metric that was built meanwhile had no values to put back.
+            for metric in model.metrics:
+                if any(id(variable) not in known for variable in metric.variables):
+                    metric.reset_state()
+            for generator, seed in seeds:
+                generator._seed = seed
 
 
 def synaptic_flow(
@@ -227,7 +214,10 @@ def synaptic_flow(
     flow = flow_through(model, build, x, list(kept))
     scores = flow(kept)
     if all(mask.all() for mask in kept.values()) and not any(value.any() for value in scores.values()):
-        raise LotteryError("SynFlow: every score is zero, because nothing flows to the network's outputs.")
+        raise LotteryError(
+            "SynFlow: every score is zero, because nothing flows to the network's outputs; use another criterion, or "
+            "initial weights that are not zero."
+        )
     # By group: the positions that are still kept, how many there were, and the rank of each position that is not.
     alive = {names: np.flatnonzero(_joined(kept, names)) for names in fractions}
     sizes = {names: positions.size for names, positions in alive.items()}
@@ -241,6 +231,7 @@ def synaptic_flow(
         for names, fraction in fractions.items():
             values = _joined(scores, names)[alive[names]]
             count = values.size - round(sizes[names] * fraction ** (step / NUM_STEPS))
+            # The last step ranks the survivors too.
             lowest = _lowest_first(values, values.size if step == NUM_STEPS else count)
             ranks[names][alive[names][lowest]] = sizes[names] - values.size + 1 + np.arange(lowest.size)
             alive[names] = np.delete(alive[names], lowest[:count])
@@ -267,7 +258,7 @@ def flow_through(model: Any, build: Callable[[], Any], x: Any, names: Sequence[s
     # In double precision, since R grows with the product of all widths.
     with (
         _in_float64(keras_of(model)),
-        evaluating(f"SynFlow evaluates the model {model.name!r} in double precision, in which it cannot be"),
+        evaluating(f"SynFlow cannot evaluate the model {model.name!r} in double precision, which it needs"),
     ):
         # A copy, because layers take their precision when they are built.
         copy = build()
@@ -307,7 +298,8 @@ def _absolute(model: Any, copy: Any) -> dict[str, np.ndarray]:
     shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
     if shapes != {name: value.shape for name, value in state.items()}:
         raise LotteryError(
-            f"The function that builds the model {model.name!r} built another architecture the second time."
+            f"The function that builds the model {model.name!r} built another architecture the second time; it must "
+            "build the same each time."
         )
     floating = {name: value.astype(np.float64) for name, value in state.items() if "float" in str(value.dtype)}
     trained = [name for name in floating if weights.is_trained(copy, variables[name])]
@@ -316,8 +308,6 @@ def _absolute(model: Any, copy: Any) -> dict[str, np.ndarray]:
 
 def _traced_flow(copy: Any, x: Any, names: Sequence[str]) -> tuple[Any, list[Any]]:
     """Trace outputs, their sum R and its gradients for inputs of ones; return the function and its inputs' tensors."""
-    import tensorflow as tf
-
     ones = tf.nest.map_structure(_ones, x)
     traced = []
     variables = weights.variables(copy)
@@ -337,8 +327,6 @@ def _traced_flow(copy: Any, x: Any, names: Sequence[str]) -> tuple[Any, list[Any
 
 def check_inputs(model: Any, x: Any) -> None:
     """Raise `LotteryError` if a model looks its inputs up, of which `x` is an example; `synaptic_flow` does too."""
-    import tensorflow as tf
-
     specs = tf.nest.map_structure(lambda value: tf.TensorSpec(value.shape, value.dtype), x)
     with evaluating(f"The model {model.name!r} cannot be called on its inputs"):
         called = traced_call(model, specs)
@@ -373,12 +361,16 @@ def _is_looked_up(tensor: Any) -> bool:
             continue
         seen.add(id(value))
         for operation in value.consumers():
+            if operation.type in _OF_SHAPES:
+                continue
             numbers = [output for output in operation.outputs if not output.dtype.is_bool]
-            kinds = {"float" if output.dtype.is_floating else "whole" for output in numbers}
-            if operation.type in _MOVING or (value.dtype.is_integer and kinds == {"whole"}):
-                waiting += operation.outputs if operation.type not in _OF_SHAPES else []
-            elif value.dtype.is_integer and "float" in kinds:
+            has_floats = any(output.dtype.is_floating for output in numbers)
+            if operation.type in _MOVING:
+                waiting += operation.outputs
+            elif value.dtype.is_integer and has_floats:
                 return True
+            elif value.dtype.is_integer and numbers:
+                waiting += operation.outputs
     return False
 
 

@@ -101,20 +101,23 @@ class _Pooled(Groups):
         """Arrange entries as (entries of a group, groups), with `fill` where there is no entry."""
         raise NotImplementedError
 
+    def _sizes(self, name: str) -> np.ndarray:
+        """Count the entries of each group, which may be fewer at the border of a matrix."""
+        whole = {weight: np.ones(shape, bool) for weight, shape in self.weights.items()}
+        return self._members(name, whole, False).sum(axis=0)
+
     def pool(self, scores: Scores, masks: Masks, is_mean: bool) -> Scores:
         _check_scores(masks, scores)
         pooled = {}
-        whole = {name: np.ones(shape, bool) for name, shape in self.weights.items()}
         for name, shape in self.shapes.items():
             # In double precision: sums in single precision would round to ties that the scores do not have.
             values = self._members(name, scores).astype(np.float64)
             present = self._members(name, masks, False)
             check_numbers(name, values[present])
-            # Beside groups of other sizes, as blocks at the border of a matrix are, the mean counts, so that a group is
-            # not kept for its size alone.
-            are_uneven = np.unique(self._members(name, whole, False).sum(axis=0)).size > 1
-            sizes = np.maximum(present.sum(axis=0), 1) if is_mean or are_uneven else 1
-            pooled[name] = NORMS[self.how.norm](values, present, sizes).reshape(shape)
+            # Beside groups of other sizes the mean counts, so that a group is not kept for its size alone.
+            are_uneven = np.unique(self._sizes(name)).size > 1
+            divisors = np.maximum(present.sum(axis=0), 1) if is_mean or are_uneven else 1
+            pooled[name] = NORMS[self.how.norm](values, present, divisors).reshape(shape)
         return pooled
 
     def alive(self, masks: Masks) -> Masks:
@@ -125,11 +128,10 @@ class _Pooled(Groups):
 
     def shuffled(self, masks: Masks, rng: np.random.Generator) -> Masks:
         drawn: Masks = {}
-        whole = {name: np.ones(shape, bool) for name, shape in self.weights.items()}
         for name, present in self.alive(masks).items():
-            # Among groups of one size, because those at the border of a matrix may be smaller.
-            sizes = self._members(name, whole, False).sum(axis=0)
+            sizes = self._sizes(name)
             kept = present.reshape(-1).copy()
+            # Among groups of one size, so that as many entries are kept.
             for size in np.unique(sizes):
                 kept[sizes == size] = rng.permutation(kept[sizes == size])
             drawn[name] = kept.reshape(present.shape)
@@ -348,17 +350,17 @@ def check(how: Granularity) -> None:
         raise unknown("prune.granularity", how.name, GRANULARITIES)
     if how.norm not in NORMS:
         raise unknown("prune.norm", how.norm, NORMS)
-    kind = GRANULARITIES[how.name]
+    kind = how.kind
+    # The settings have the names of their granularities.
     for key, example in {"block": "[4, 4]", "n_of_m": "[2, 4]"}.items():
         value = getattr(how, key)
         if bool(value) != (key == kind.takes):
-            fitting = next(name for name, known in GRANULARITIES.items() if key == known.takes)
             raise LotteryError(
-                f'prune.{key} and prune.granularity = "{fitting}" go together: set both or neither, as in '
+                f'prune.{key} and prune.granularity = "{key}" go together: set both or neither, as in '
                 f"prune.{key} = {example}."
             )
-        given = list(value) if isinstance(value, tuple) else value
-        if value and not (isinstance(given, list) and len(given) == 2 and all(_is_positive(each) for each in given)):
+        if value and not _is_pair(value):
+            given = list(value) if isinstance(value, tuple) else value
             raise LotteryError(f"prune.{key} must be two whole numbers from 1, not {given!r}.")
     if how.n_of_m and how.n_of_m[0] >= how.n_of_m[1]:
         raise LotteryError(f"prune.n_of_m must be [n, m] with n below m, not {list(how.n_of_m)}.")
@@ -369,8 +371,10 @@ def check(how: Granularity) -> None:
         )
 
 
-def _is_positive(number: Any) -> bool:
-    return type(number) is int and number > 0
+def _is_pair(value: Any) -> bool:
+    """Check if a value is a list or tuple of two whole numbers from 1; not True, which is an int to Python."""
+    is_two = isinstance(value, list | tuple) and len(value) == 2
+    return is_two and all(type(number) is int and number > 0 for number in value)
 
 
 def _check_scores(masks: Masks, scores: Scores) -> None:

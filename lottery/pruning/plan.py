@@ -20,8 +20,6 @@ from lottery.pruning.settings import Prune
 
 # The survivors in rounds 0, 1, ... of each group of weights that are ranked together.
 Survivors = dict[tuple[str, ...], list[int]]
-# Draws masks at random.
-DrawMasks = Callable[[np.random.Generator], Masks]
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,9 @@ class Plan:
 
     def __init__(self, settings: Prune, shapes: Shapes, units: Sequence[Units] = ()) -> None:
         if not shapes:
-            raise LotteryError("The model has no weight that can be pruned.")
+            raise LotteryError(
+                "The model has no weight that can be pruned; lottery.weights.unprunable(model) says why."
+            )
         self.settings = settings
         self.units = list(units)
         self.groups: Groups = granularity.grouped(settings.grouping, shapes, units)
@@ -112,7 +112,7 @@ class Plan:
         highest = ranking.thresholds(scores, self.groups.alive(before), self.groups.alive(after))
         return dict.fromkeys(before) | highest
 
-    def shuffled(self, masks: Masks) -> DrawMasks | None:
+    def shuffled(self, masks: Masks) -> Callable[[np.random.Generator], Masks] | None:
         """Return what draws random masks of the structure that some masks have; None if they have none."""
         return partial(self.groups.shuffled, masks) if self.settings.granularity != Granularity.name else None
 
@@ -177,7 +177,7 @@ def by_allocation(shapes: Shapes, schedule: Schedule, num_rounds: int, allocate:
     rounds = [sizes]
     for number in range(1, num_rounds + 1):
         density = schedule.density(number)
-        total = schedules.num_kept(density, sum(sizes.values()))
+        total = schedules.share(density, sum(sizes.values()))
         rounds.append(allocation.counts(allocate(shapes, density), sizes, total, most=rounds[-1]))
     return {(name,): [kept[name] for kept in rounds] for name in shapes}
 

@@ -9,10 +9,11 @@ import numpy as np
 from lottery import masks as masks_module
 from lottery.errors import LotteryError, missing, unknown
 from lottery.masks import Masks, Scores
-from lottery.pruning.schedules import num_pruned
+from lottery.pruning.schedules import share
 
 T = TypeVar("T")
-LAYERWISE, GLOBAL = SCOPES = ("layerwise", "global")
+GLOBAL = "global"
+SCOPES = ("layerwise", GLOBAL)
 
 
 def keep_highest(
@@ -39,10 +40,10 @@ def keep_highest(
         LotteryError: An unknown scope or weight, a rate out of range, a score missing, misshapen or not a number.
     """
     survivors = masks_module.num_kept(masks)
-    counts = {
-        names: num_pruned(number("rate", rate if own is None else own, 1.0), sum(survivors[name] for name in names))
-        for names, own in groups(masks, scope, rates)
-    }
+    counts = {}
+    for names, own in groups(masks, scope, rates):
+        fraction = number("rate", rate if own is None else own, 1.0)
+        counts[names] = share(fraction, sum(survivors[name] for name in names))
     return prune_counts(scores, masks, counts)
 
 
@@ -91,10 +92,11 @@ def groups(
             raise missing("A rate is set for a weight that does not exist:", name, names)
     if scope not in SCOPES:
         raise unknown("scope", scope, SCOPES)
-    pooled = tuple(name for name in names if name not in exceptions)
-    together: list[tuple[str, ...]] = [pooled] if scope == GLOBAL and pooled else [(name,) for name in pooled]
+    usual = tuple(name for name in names if name not in exceptions)
+    together = [usual] if scope == GLOBAL and usual else [(name,) for name in usual]
+    found: list[tuple[tuple[str, ...], T | None]] = [(group, None) for group in together]
     # A rate of its own sets a weight apart in the global scope, too, or its count would not be exact.
-    return [*((group, None) for group in together), *(((name,), exceptions[name]) for name in exceptions)]
+    return found + [((name,), own) for name, own in exceptions.items()]
 
 
 def by_weight(names: Iterable[str], exceptions: Mapping[str, T], what: str = "rates") -> dict[str, T]:
@@ -107,8 +109,10 @@ def by_weight(names: Iterable[str], exceptions: Mapping[str, T], what: str = "ra
         matched = [key] if key in names else [name for name in names if fnmatchcase(name, key)]
         if not matched:
             raise missing(f"{what}: no weight has the name, or fits the pattern,", key, names)
-        # Of patterns the first counts, and an exact name wherever it stands.
-        found |= {name: found.get(name, value) for name in matched if name == key or name not in exceptions}
+        for name in matched:
+            # An exact name counts wherever it stands, and of patterns the first.
+            if name == key or name not in exceptions:
+                found.setdefault(name, value)
     return found
 
 

@@ -26,10 +26,10 @@ class Schedule:
         kept = [entries]
         for number in range(1, num_rounds + 1):
             if self.rate is not None:
-                kept.append(kept[-1] - num_pruned(self.rate, kept[-1]))
+                kept.append(kept[-1] - share(self.rate, kept[-1]))
             else:
                 # Entries never come back, even if a schedule of a caller's own rises.
-                kept.append(min(kept[-1], num_kept(self.density(number), entries)))
+                kept.append(min(kept[-1], share(self.density(number), entries)))
         return kept
 
 
@@ -82,16 +82,10 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
 }
 
 
-def num_pruned(rate: float, survivors: int) -> int:
-    """Return rate times survivors, rounded half to even; the rate counts as the decimal number that was written."""
-    return _share(rate, survivors)
+def share(fraction: float, number: int) -> int:
+    """Return a fraction of a number, rounded half to even; the fraction counts as the decimal number that is written.
 
-
-def num_kept(density: float, entries: int) -> int:
-    """Return density times entries, rounded as by `num_pruned`."""
-    return _share(density, entries)
-
-
-def _share(fraction: float, number: int) -> int:
+    Such are the entries that a rate prunes of survivors, and those that a density keeps of all.
+    """
     # The float 0.57 is a little lower than 0.57, and of 619,750 it would not end in a half.
     return round(Fraction(repr(float(fraction))) * number)

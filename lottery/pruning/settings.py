@@ -89,8 +89,7 @@ class Prune(Section):
             )
         if self.final_density and (self.densities or not self.num_rounds):
             raise LotteryError("prune.final_density replaces prune.densities, and needs at least one round.")
-        # A stored experiment has every key, with its default where a file leaves it out.
-        given = [key for key in ("rate", "rates") if getattr(self, key) != type(self).model_fields[key].default]
+        given = self._given("rate", "rates")
         if self.densities and given:
             raise LotteryError(f"prune.densities says how much to prune: leave out prune.{given[0]}.")
         if any(after >= before for before, after in itertools.pairwise(self.densities)):
@@ -112,19 +111,26 @@ class Prune(Section):
                 f'prune.norm = "l2" squares scores, and those of {self.criterion} have signs: use prune.norm = "l1".'
             )
         if self.granularity != Granularity.name and facts(self.criterion).ranks_entries:
-            raise LotteryError(f"{what} needs scores, and {self.criterion} ranks single entries in steps of its own.")
+            raise LotteryError(
+                f"{what} needs scores, and {self.criterion} ranks single entries in steps of its own; use another "
+                "criterion."
+            )
         if kind.of_convolutions is not None and self.allocation == "erk":
             raise LotteryError(f'prune.allocation = "erk" divides entries between kernels; leave it out with {what}.')
         if kind.takes == "n_of_m":
-            given = {key: getattr(self, key) != field.default for key, field in type(self).model_fields.items()}
-            keys = ("scope", "allocation", "schedule", "densities", "final_density", "rate")
-            wrong = [key for key in keys if given[key]]
-            if wrong or any(self.rates.values()):
+            wrong = self._given("scope", "allocation", "schedule", "densities", "final_density", "rate")
+            if any(self.rates.values()):
+                wrong.append("rates")
+            if wrong:
                 raise LotteryError(
-                    f"prune.n_of_m says what each weight keeps: leave out prune.{[*wrong, 'rates'][0]}. (A rate of 0.0 "
-                    "in prune.rates keeps a weight whole.)"
+                    f"prune.n_of_m says what each weight keeps: leave out prune.{wrong[0]}. (A rate of 0.0 in "
+                    "prune.rates keeps a weight whole.)"
                 )
         return self
+
+    def _given(self, *keys: str) -> list[str]:
+        """List the keys with another value than the default: a stored experiment has every key."""
+        return [key for key in keys if getattr(self, key) != type(self).model_fields[key].default]
 
     @property
     def grouping(self) -> Granularity:

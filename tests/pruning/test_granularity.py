@@ -106,7 +106,7 @@ def test_groups_go_whole_in_order_and_in_exact_numbers(kind, data):
     for index in (1, 2, 3):
         scores, before = drawn(shapes, data), kept
         for of in counts.values():
-            of.append(of[-1] - schedules.num_pruned(0.3, of[-1]))
+            of.append(of[-1] - schedules.share(0.3, of[-1]))
         kept = plan.of_weights(settings, before, units).masks(index, scores, before)
         wanted = {name: of[-1] for name, of in counts.items()}
         expected = by_loops(settings.grouping, shapes, units, scores, before, wanted)
