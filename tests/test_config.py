@@ -157,6 +157,7 @@ def test_overrides_are_toml_and_else_strings():
         ("train.drop_at=[50000]", "train.drop_at must be less than train.num_steps, 50000, not 50000"),
         ("train.warmup_steps=50001", "train.warmup_steps must be at most .* not 50001"),
         ("train.optimizer={name='sgd', weight_decay='a'}", "weight_decay must be a number, true or false, not 'a'"),
+        ("train.optimizer={name=1}", "train.optimizer must be 'adadelta', .* or 'sgd', not 1"),
         ("train.warmup_steps=-1", "train.warmup_steps must be .*not -1"),
         (
             "prune.allocation=erd",

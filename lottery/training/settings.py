@@ -51,10 +51,11 @@ class Train(Section):
     def _known(cls, optimizer: str | dict[str, Any]) -> str | dict[str, Any]:
         table = optimizer if isinstance(optimizer, dict) else {"name": optimizer}
         for key, value in table.items():
-            if type(value) not in ((str,) if key == "name" else (int, float, bool)):
+            if key != "name" and type(value) not in (int, float, bool):
                 raise LotteryError(f"train.optimizer: {key} must be a number, true or false, not {value!r}.")
-        if table.get("name") not in (*OPTIMIZERS, COMPILED):
-            raise unknown("train.optimizer", table.get("name", ""), OPTIMIZERS)
+        name = table.get("name", "")
+        if not isinstance(name, str) or name not in (*OPTIMIZERS, COMPILED):
+            raise unknown("train.optimizer", name, OPTIMIZERS)
         return optimizer
 
     @field_validator("learning_rate")
