@@ -82,12 +82,14 @@ class AuditMasks(FitCallback):
         """Raise if anything has moved."""
         # After the last step of a batch no other step begins, which would look.
         self._looking()
-        moved = [(row, entry) for row, entry in zip(self._moved.numpy(), self._entries, strict=True) if row[0] >= 0]
+        rows = self._moved.numpy()
+        moved = [index for index, (step, _, _) in enumerate(rows) if step >= 0]
         if not moved:
             return
         # Keras tells callbacks nothing of an error, so nothing else would remove this.
         self.close()
-        (step, flat, found), entry = min(moved, key=lambda pair: pair[0][0])
+        first = min(moved, key=lambda index: rows[index, 0])
+        entry, (step, flat, found) = self._entries[first], rows[first]
         place = _place(flat, entry)
         value = np.broadcast_to(np.asarray(entry.value), tuple(entry.variable.shape))[place]
         when = f"after step {step:.0f}" if step else "before the first step"

@@ -48,14 +48,17 @@ class FitCallback(keras.callbacks.Callback):
             self._begin(logs)
 
     def _begin(self, logs: Any) -> None:
+        model: Any = self.model
         # If anything is refused on the way, the stack removes what was installed before it.
         with contextlib.ExitStack() as stack:
             self.install(stack, logs)
             # The next fit traces a function without what is installed.
-            stack.callback(setattr, self.model, "train_function", None)
-            _remake_train_function(self.model)
+            stack.callback(setattr, model, "train_function", None)
+            # One that was traced before would train without it. Keras 3 sets the new one, tf_keras returns it.
+            model.train_function = None
+            model.train_function = model.make_train_function() or model.train_function
             # If `fit` raises, Keras calls no hook at all; then the next `fit` removes what is installed.
-            stack.enter_context(replaced(self.model, "fit", self._closed_before))
+            stack.enter_context(replaced(model, "fit", self._closed_before))
             self._installed = stack.pop_all()
 
     def on_train_batch_begin(self, batch: Any, logs: Any = None) -> None:
@@ -91,12 +94,6 @@ class FitCallback(keras.callbacks.Callback):
         return False
 
     _implements_predict_batch_hooks = _implements_test_batch_hooks
-
-
-def _remake_train_function(model: Any) -> None:
-    # A function that was traced before would train without what is installed.
-    model.train_function = None
-    model.train_function = model.make_train_function() or model.train_function  # Keras 3 sets it, tf_keras returns it
 
 
 class EnforceMasks(FitCallback):

@@ -60,7 +60,7 @@ def gradient(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> It
     such as decoupled weight decay of a nonzero held value, is undone in the same step. Arguments, yields and errors
     are those of `constraint`; the model must be compiled, and trained by its own optimizer.
     """
-    keras_of(model)
+    keras_of(model)  # refuses what is no Keras model
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         raise LotteryError(
@@ -248,14 +248,13 @@ def _refuse_spectral(model: Any, masks: Mapping[str, Any]) -> None:
 
 
 def _refuse_several_steps(model: Any) -> None:
-    # tf_keras 2.21 has a variable, and no public name for it; Keras 3.15 has a number.
+    # tf_keras 2.21 has a variable without a public name, before compiling None; Keras 3.15 has a number.
     in_variable: Any = getattr(model, "_steps_per_execution", None)
-    num_steps = getattr(model, "steps_per_execution", 1) if in_variable is None else in_variable.numpy()
-    num_steps = num_steps or 1  # None in a model of tf_keras that is not compiled
-    is_tuned = getattr(model, "autotune_steps_per_execution", False)  # "auto" begins with 1, and grows
-    if num_steps > 1 or is_tuned:
-        compiled_with = "'auto'" if is_tuned else num_steps
+    num_steps = getattr(model, "steps_per_execution", None) if in_variable is None else in_variable.numpy()
+    if getattr(model, "autotune_steps_per_execution", False):
+        num_steps = "'auto'"  # it begins with 1, and grows
+    if num_steps not in (None, 1):
         raise LotteryError(
-            f"The model is compiled with steps_per_execution={compiled_with}, and a callback cannot act between these "
+            f"The model is compiled with steps_per_execution={num_steps}, and a callback cannot act between these "
             'steps; compile the model with 1, or use another mode, such as "constraint".'
         )
