@@ -233,21 +233,7 @@ def wrapped_in_place(model: Any, masks: Mapping[str, Any]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(undone(partial(restore, model, silence(model))))
         for layer in {id(layer): layer for layer in layers.values()}.values():
-            had_method = "get_prunable_weights" in vars(layer)
-            wrapper = _wrapper(layer)
-            if not had_method and "get_prunable_weights" in vars(layer):  # tfmot has added it
-                stack.callback(delattr, layer, "get_prunable_weights")
-            # Makes the variables of its masks; the layer is built already, so no shape is needed.
-            wrapper.build(None)
-            # If tf_keras 2.21 casts variables to half precision, tfmot 0.8 would assign rounded values.
-            wrapper.pruning_obj._pruning_vars = [
-                tuple(map(weights.unwrapped, triple)) for triple in wrapper.pruning_vars
-            ]
-            pruned = {id(variable): mask for variable, mask, _ in wrapper.pruning_vars}
-            own = [(pruned[id(entry.variable)], entry.mask) for entry in entries if id(entry.variable) in pruned]
-            stack.enter_context(replaced(layer, "call", partial(_preceded, own, wrapper.pruning_obj.weight_mask_op)))
-            for mask, value in own:
-                _assign(mask, value)
+            stack.enter_context(_acting_on(layer, entries))
         for name, wrapped in found.items():
             if name in masks:
                 stack.enter_context(undone(partial(wrapped.mask.assign, wrapped.mask.numpy())))
@@ -255,6 +241,27 @@ def wrapped_in_place(model: Any, masks: Mapping[str, Any]) -> Iterator[None]:
                 following = partial(_preceded, [(wrapped.mask, masks[name])], None)
                 stack.enter_context(replaced(wrapped.wrapper, "call", following))
         yield
+
+
+@contextlib.contextmanager
+def _acting_on(layer: Any, entries: Sequence[Held]) -> Iterator[None]:
+    """Have a layer multiply by the masks of its weights before each call, as a wrapper around it would."""
+    had_method = "get_prunable_weights" in vars(layer)
+    wrapper = _wrapper(layer)
+    try:
+        # Makes the variables of its masks; the layer is built already, so no shape is needed.
+        wrapper.build(None)
+        # If tf_keras 2.21 casts variables to half precision, tfmot 0.8 would assign rounded values.
+        wrapper.pruning_obj._pruning_vars = [tuple(map(weights.unwrapped, triple)) for triple in wrapper.pruning_vars]
+        pruned = {id(variable): mask for variable, mask, _ in wrapper.pruning_vars}
+        own = [(pruned[id(entry.variable)], entry.mask) for entry in entries if id(entry.variable) in pruned]
+        for mask, value in own:
+            _assign(mask, value)
+        with replaced(layer, "call", partial(_preceded, own, wrapper.pruning_obj.weight_mask_op)):
+            yield
+    finally:
+        if not had_method and "get_prunable_weights" in vars(layer):  # tfmot has added it
+            del layer.get_prunable_weights
 
 
 def silence(model: Any) -> list[tuple[Any, Any, int]]:

@@ -120,14 +120,14 @@ def _check_names(architecture: Architecture) -> None:
 
 
 def _built(architecture: Architecture, library: str) -> Any:
+    keras = importlib.import_module(library)
     if "name" in architecture:
         name, shape, num_classes = (architecture[key] for key in ("name", "input_shape", "num_classes"))
         # A ticket's weights are float32, whatever this process builds its own models in.
-        with in_policy(importlib.import_module(library), "float32"):
+        with in_policy(keras, "float32"):
             return networks.builder(name, tuple(shape), num_classes, library)()
-    saving = importlib.import_module(library).saving
     # A copy, because Keras changes what it reads.
-    return saving.deserialize_keras_object(copy.deepcopy(architecture["keras"]), safe_mode=True)
+    return keras.saving.deserialize_keras_object(copy.deepcopy(architecture["keras"]), safe_mode=True)
 
 
 def _shapes(model: Any) -> Shapes:

@@ -164,8 +164,11 @@ def _source(text: str) -> str:
     return text.removeprefix("^").partition(":")[0]
 
 
-def _unnumbered(key: Any) -> Any:
-    return "_".join(word for word in key.split("_") if not word.isdigit()) if isinstance(key, str) else key
+def _unnumbered(key: str | int) -> str | int:
+    """Return the name of a metric without its numbers; a place stays."""
+    if isinstance(key, int):
+        return key
+    return "_".join(word for word in key.split("_") if not word.isdigit())
 
 
 def _digest(*parts: Any) -> str:

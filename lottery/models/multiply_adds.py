@@ -31,12 +31,7 @@ def per_entry(model: Any) -> dict[str, int | None]:
                     found[name].append(_in_one_call(call, name))
     except Exception:  # Keras may keep its graphs in another way, and no run should stop for a number
         return dict.fromkeys(prunable)
-    totals: dict[str, int | None] = dict.fromkeys(found)
-    for name, counts in found.items():
-        known = [count for count in counts if count is not None]
-        if known and len(known) == len(counts):
-            totals[name] = sum(known)
-    return totals
+    return {name: _sum(counts) for name, counts in found.items()}
 
 
 def of_kept(kept: Mapping[str, int], per_entry: Mapping[str, int | None]) -> int | None:
@@ -44,8 +39,19 @@ def of_kept(kept: Mapping[str, int], per_entry: Mapping[str, int | None]) -> int
 
     The arguments are from `lottery.masks.num_kept` and `per_entry`.
     """
-    known = {name: per_entry.get(name) for name in kept}
-    return None if None in known.values() else sum(kept[name] * (known[name] or 0) for name in kept)
+    total = 0
+    for name, num in kept.items():
+        times = per_entry.get(name)
+        if times is None:
+            return None
+        total += num * times
+    return total
+
+
+def _sum(counts: Sequence[int | None]) -> int | None:
+    """Add up the counts of a weight's calls; None if there is no call, or one is not known."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if known and len(known) == len(counts) else None
 
 
 def of_dense(model: Any) -> int | None:
@@ -101,7 +107,8 @@ def _in_one_call(call: Call, name: str) -> int | None:
     if rule is None or own not in _MULTIPLIED:
         return None
     sizes = (call.times, *rule(call.layer, call.taken, call.returned))
-    return None if None in sizes else math.prod(size for size in sizes if size is not None)
+    known = [size for size in sizes if size is not None]
+    return math.prod(known) if len(known) == len(sizes) else None
 
 
 def _rule(layer: Any) -> str:

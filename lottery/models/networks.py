@@ -191,10 +191,13 @@ MODELS = {
 
 def built_in(name: str) -> BuiltIn | None:
     """Look up a key of `MODELS`, or ``resnet_N`` of another depth, N = 6 n + 2; None if there is no such network."""
-    depth = re.fullmatch(r"resnet_(\d{1,4})", name)
-    if name in MODELS or not depth or int(depth[1]) < 8 or int(depth[1]) % 6 != 2:
-        return MODELS.get(name)
-    return replace(MODELS["resnet_20"], build=partial(resnet, int(depth[1])))
+    if name in MODELS:
+        return MODELS[name]
+    matched = re.fullmatch(r"resnet_(\d{1,4})", name)
+    depth = int(matched[1]) if matched else 0
+    if depth < 8 or depth % 6 != 2:
+        return None
+    return replace(MODELS["resnet_20"], build=partial(resnet, depth))
 
 
 def is_built_in(name: str) -> bool:

@@ -38,7 +38,9 @@ def evaluate(function: Callable[..., Any], inputs: Any, size: int | None = None,
     for first in range(0, max(1, total), step):
         batch = tf.nest.map_structure(lambda array, at=first: filled(array[at : at + step], size), inputs)
         found = _arrays(function(batch, **settings))
-        batches.append([array[: total - first] for array in found] if size else found)
+        if size:  # the last may be filled up
+            found = [array[: total - first] for array in found]
+        batches.append(found)
     return [np.concatenate(parts) for parts in zip(*batches, strict=True)]
 
 

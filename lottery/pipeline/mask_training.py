@@ -39,7 +39,7 @@ class Learner:
         """Assign fixed weights and numbers of entries to keep; return every variable to train scores from."""
         self.inputs["counts"].assign(list(counts.values()))
         state = dict(start)
-        for name, count in counts.items():
+        for name in counts:
             self.inputs[f"fixed/{name}"].assign(start[name])
             state[name] = supermasks.first_scores(start[name].shape, rng).astype(start[name].dtype)
         return state

@@ -165,11 +165,10 @@ def synflow(inputs: CriterionInputs) -> dict[str, np.ndarray]:
     if not 0 < inputs.density <= 1:
         raise LotteryError(f"density must be a fraction in (0, 1], not {inputs.density!r}.")
     kept = {name: mask for name, mask in inputs.kept.items() if name in inputs.trained}
-    survivors = masks.num_kept(kept)
-    fractions = {
-        names: min(1.0, target / max(1, sum(survivors[name] for name in names)))
-        for names, target in (inputs.targets or {}).items()
-    }
+    fractions: dict[tuple[str, ...], float] = {}
+    for names, target in (inputs.targets or {}).items():
+        survivors = masks.total_kept({name: kept[name] for name in names})
+        fractions[names] = min(1.0, target / max(1, survivors))
     if not fractions:
         # Callers outside of a run give no counts. Where nothing is kept, no density can be met.
         present = masks.density(kept) or 1.0

@@ -127,13 +127,15 @@ class Plan:
     ) -> criteria.CriterionInputs:
         """Collect the inputs of a criterion before a round; of `initial` and `trained`, the prunable weights."""
         targets = {names: counts[number] for names, counts in self.survivors.items()}
+        total = sum(counts[0] for counts in self.survivors.values())
+        # Without iterations the dense network is scored, or ranks among survivors would depend on earlier rounds.
+        scored = kept if self.settings.iterative else self.dense
         return criteria.CriterionInputs(
             initial={name: initial[name] for name in kept},
             trained={name: trained[name] for name in kept},
-            # Without iterations the dense network is scored, or ranks among survivors would depend on earlier rounds.
-            kept=kept if self.settings.iterative else self.dense,
+            kept=scored,
             rng=rng,
-            density=sum(targets.values()) / sum(counts[0] for counts in self.survivors.values()),
+            density=sum(targets.values()) / total,
             scope=self.settings.scope,
             network=network,
             targets=None if self.settings.grouping.kind.pools else targets,

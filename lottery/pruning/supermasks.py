@@ -1,6 +1,6 @@
 """Learned masks: scores that are trained while the weights stay fixed, and the masks that are made of them.
 
-Edge-popup of Ramanujan et al. 2020, https://arxiv.org/abs/1911.13299; `lottery.pruning.branches.supermask` describes it.
+The edge-popup of Ramanujan et al. 2020, https://arxiv.org/abs/1911.13299: see `lottery.pruning.branches.supermask`.
 """
 
 import math

@@ -161,8 +161,10 @@ class Checkpointer:
         self.memory |= parts["memory"]
         numbers = record["standing"]
         # JSON has no tuples.
-        numbers |= {key: [tuple(row) for row in numbers[key]] for key in ("metrics", "changes")}
-        numbers |= {key: tuple(numbers[key]) for key in ("validation", "trained")}
+        for key in ("metrics", "changes"):
+            numbers[key] = [tuple(row) for row in numbers[key]]
+        for key in ("validation", "trained"):
+            numbers[key] = tuple(numbers[key])
         return TrainingState(**numbers, best=parts["best"], budget=parts["budget"], kept=parts["kept"])
 
 

@@ -171,8 +171,8 @@ class Reported(NamedTuple):
         """Return the results of the metrics, over all batches since they were reset, with the means of own numbers."""
         # Keras 3.15 has no results of compiled metrics that no step updates.
         found = model.get_metrics_result() if self.of_metrics else {}
-        of_metrics = {name: found[metric] for name, metric in self.of_metrics.items()}
-        return {name: of_metrics[name] if name in of_metrics else means[name] for name in self.names}
+        values = {**means, **{name: found[metric] for name, metric in self.of_metrics.items()}}
+        return {name: values[name] for name in self.names}
 
 
 @dataclass(frozen=True)
@@ -344,18 +344,8 @@ def _reported(model: Any, step: str, logs: Any, take: Callable[[], Any], touched
         if set(logs) == set(_numbers(model.get_metrics_result())):
             return Reported(tuple(logs), {name: name for name in logs})
         return Reported(tuple(logs), {})
-    # A name alone tells nothing: a step may report a loss of its own beside a metric "loss" that it never updates. Nor
-    # does a value after the first batch, of which another metric may make the same; so metrics begin at odd values.
-    metrics = [metric for metric in model.metrics if metric.variables]  # those that are built
-    own = [variable for metric in metrics for variable in metric.variables]
-    rng, of_metrics = np.random.default_rng(0), {}
-    with put_back([*own, *touched]), randomness.put_back():
-        for variable in own:
-            if tf.as_dtype(variable.dtype).is_floating:
-                value = np.asarray(variable)
-                variable.assign(value + rng.uniform(1, 2, value.shape).astype(value.dtype))
-        logs = _numbers(take())
-        results = _numbers({metric.name: metric.result() for metric in metrics})
+    logs, results = _at_odd_values(model, take, touched)
+    of_metrics = {}
     for name, value in logs.items():
         # A graph may round otherwise than the same operations one by one.
         same = [key for key in results if np.allclose(value, results[key], rtol=1e-6, atol=0, equal_nan=True)]
@@ -365,3 +355,20 @@ def _reported(model: Any, step: str, logs: Any, take: Callable[[], Any], touched
     reported = Reported(tuple(logs), of_metrics)
     reported.results(model, logs)  # refuses here what it would refuse in the loop
     return reported
+
+
+def _at_odd_values(
+    model: Any, take: Callable[[], Any], touched: Iterable[Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Take a step while metrics begin at odd values, and return what it reports and what the metrics result in."""
+    # A name alone tells nothing: a step may report a loss of its own beside a metric "loss" that it never updates. Nor
+    # does a value after the first batch, of which another metric may make the same.
+    metrics = [metric for metric in model.metrics if metric.variables]  # those that are built
+    own = [variable for metric in metrics for variable in metric.variables]
+    rng = np.random.default_rng(0)
+    with put_back([*own, *touched]), randomness.put_back():
+        for variable in own:
+            if tf.as_dtype(variable.dtype).is_floating:
+                value = np.asarray(variable)
+                variable.assign(value + rng.uniform(1, 2, value.shape).astype(value.dtype))
+        return _numbers(take()), _numbers({metric.name: metric.result() for metric in metrics})

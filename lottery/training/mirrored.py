@@ -153,12 +153,12 @@ def skip_together(model: Any) -> None:
 def draw_apart(model: Any) -> None:
     """Let each device draw its own random numbers."""
     # Keras 3.15 gives all devices the same state, and so the same dropout.
-    for name, variable in weights.variables(model).items():
-        if weights.is_random_state(name):
-            for place, part in enumerate(weights.components(variable)[1:], 1):
-                value = np.array(part.numpy())
-                value.flat[0] = randomness.seed_for(*(abs(int(word)) for word in value.flat), place)
-                part.assign(value)
+    states = [variable for name, variable in weights.variables(model).items() if weights.is_random_state(name)]
+    for variable in states:
+        for place, part in enumerate(weights.components(variable)[1:], 1):
+            value = np.array(part.numpy())
+            value.flat[0] = randomness.seed_for(*(abs(int(word)) for word in value.flat), place)
+            part.assign(value)
 
 
 def differing(variables: Mapping[str, Any], values: Mapping[str, np.ndarray]) -> dict[str, Any]:
