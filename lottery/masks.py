@@ -26,6 +26,11 @@ def ones_like(weights: Weights) -> Masks:
     return {name: np.ones(np.shape(value), dtype=bool) for name, value in weights.items()}
 
 
+def shapes(arrays: Weights) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each array, or of each variable of a model."""
+    return {name: tuple(array.shape) for name, array in arrays.items()}
+
+
 def num_kept(masks: Masks) -> dict[str, int]:
     """Count the kept entries of each weight."""
     return {name: int(np.count_nonzero(mask)) for name, mask in masks.items()}

@@ -96,7 +96,8 @@ def _verify_run(run: Path, again: Again) -> None:
 
 def _told(name: str, sentences: list[str]) -> bool:
     """Print what is wrong with a network, and return True if anything is."""
-    output.say(*(f"{name}: {sentence}" for sentence in sentences))
+    # A stranger may have named the folders.
+    output.say(*(printable(f"{name}: {sentence}") for sentence in sentences))
     return bool(sentences)
 
 
@@ -146,19 +147,20 @@ def _recomputing(run: Path, again: Again) -> Iterator["verification.Recomputatio
 
 def _verify_ticket(file: Path) -> None:
     """Check a ticket file, and that its network can be built from it."""
+    from lottery import masks
     from lottery.models import architecture
     from lottery.pipeline import environment
-    from lottery.tickets.ticket import load, shapes
+    from lottery.tickets.ticket import load
 
     try:
         ticket = load(file)
     except TicketError as error:
         output.say(printable(error))
         raise typer.Exit(1) from None
-    output.say(f"{ticket!r}: every checksum, size and count holds.")
+    output.say(f"{ticket!r}"[1:-1] + ": every checksum, size and count holds.")  # without its brackets
     environment.import_tensorflow()
     try:
-        architecture.build(ticket.architecture, shapes(ticket.weights))
+        architecture.build(ticket.architecture, masks.shapes(ticket.weights))
     except TicketError as error:
         output.say(printable(error))
         # The network of a class of the user's is not in the file, so the file is not wrong.

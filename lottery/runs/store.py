@@ -94,6 +94,13 @@ def round_path(run: Path, replicate: int, index: int, branch: str = TICKET) -> P
     return folder if branch == TICKET else folder / f"branch-{branch}"
 
 
+def round_of(folder: str) -> int | None:
+    """Read a round from the name of its folder; None for a name that no reader looks for, such as ``round-1``."""
+    number = folder.removeprefix("round-")
+    is_usual = re.fullmatch(r"\d{1,9}", number) and folder == round_path(Path(), 1, int(number)).name
+    return int(number) if is_usual else None
+
+
 def start_path(run: Path, replicate: int, step: int = 0) -> Path:
     """Return the file of every variable at the rewind step of a replicate, at step 0 of the initial ones."""
     return run / f"replicate-{replicate}" / ("start.safetensors" if step else "initial.safetensors")
@@ -349,10 +356,9 @@ def _stored(folder: Path) -> set[tuple[int, str]]:
     for pattern in ("round-*/round.json", "round-*/branch-*/round.json"):
         for path in folder.glob(pattern):
             found, *branch = path.relative_to(folder).parts[:-1]
-            number = found.removeprefix("round-")
-            # Not round-1 or round-001, which no reader looks for.
-            if re.fullmatch(r"\d{1,9}", number) and found == round_path(Path(), 1, int(number)).name:
-                places.add((int(number), branch[0].removeprefix("branch-") if branch else TICKET))
+            index = round_of(found)
+            if index is not None:
+                places.add((index, branch[0].removeprefix("branch-") if branch else TICKET))
     return places
 
 

@@ -1,5 +1,6 @@
 """Every checksum and every invariant of a run, computed again from its files."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -56,17 +57,10 @@ def verify(run: Path, again: Recomputation | None = None) -> Iterator[tuple[str,
         folder = run / f"replicate-{replicate}"
         for path in sorted(folder.glob("step-*.safetensors")):
             yield f"replicate {replicate}, {path.stem.replace('-', ' ')}", collected(_wrong_state(path))[0]
-        for path in sorted(folder.glob("round-*/round.json")):
-            index = int(path.parent.name.removeprefix("round-"))
-            if index not in complete:
-                yield f"replicate {replicate}, {path.parent.name}", ["A round before it is missing or incomplete."]
-            elif index > experiment.prune.num_rounds:
-                yield f"replicate {replicate}, {path.parent.name}", ["The experiment has no such round."]
-        for path in sorted(folder.glob("round-*/branch-*/round.json")):
-            if int(path.parents[1].name.removeprefix("round-")) not in complete:
-                where = f"{path.parents[1].name}, {path.parent.name.replace('-', ' ', 1)}"
-                yield f"replicate {replicate}, {where}", ["Its round is missing or incomplete."]
-        dense, before = StoredRound(run, replicate, 0), None
+        for where, sentence in _out_of_place(folder, complete, experiment.prune.num_rounds):
+            yield f"replicate {replicate}, {where}", [sentence]
+        dense = StoredRound(run, replicate, 0)
+        before = None
         for index in complete[: experiment.prune.num_rounds + 1]:
             stored = StoredRound(run, replicate, index) if index else dense
             wrong, readable = _network(stored, _wrong_round(stored, before, dense), again)
@@ -78,6 +72,22 @@ def verify(run: Path, again: Recomputation | None = None) -> Iterator[tuple[str,
     yield from siblings.wrong(run, again.evaluated if again else None)
     if again and (wrong := again.one_sided()):
         yield "all networks", wrong
+
+
+def _out_of_place(folder: Path, complete: list[int], num_rounds: int) -> Iterator[tuple[str, str]]:
+    """Yield the folder of each record of a replicate that no table shows, and why."""
+    for path in sorted(folder.glob("round-*/round.json")):
+        index = store.round_of(path.parent.name)
+        if index is None:
+            yield path.parent.name, "No round has a folder of this name; remove it, or give it its name back."
+        elif index not in complete:
+            yield path.parent.name, "A round before it is missing or incomplete."
+        elif index > num_rounds:
+            yield path.parent.name, "The experiment has no such round."
+    for path in sorted(folder.glob("round-*/branch-*/round.json")):
+        round, branch = path.parts[-3:-1]
+        if store.round_of(round) not in complete:
+            yield f"{round}, {branch.replace('-', ' ', 1)}", "Its round is missing or incomplete."
 
 
 def is_network(name: str) -> bool:
@@ -159,14 +169,15 @@ def _check_start(run: Path, replicate: int, at: int, wanted: str | None) -> None
 
 def _check_twice(check: Callable[[], None], advice: str) -> None:
     """Raise the `LotteryError` of a check, with an advice to delete, only if the check fails again."""
+    # A single read may go wrong on a sound disk, and nobody should delete hours of training for that.
+    with contextlib.suppress(LotteryError):
+        check()
+        return
     try:
         check()
-    except LotteryError:
-        try:
-            check()
-        except LotteryError as error:
-            text = str(error)
-            raise LotteryError(text if "; delete " in text else f"{text.rstrip('.')}; {advice}.") from None
+    except LotteryError as error:
+        text = str(error)
+        raise LotteryError(text if "; delete " in text else f"{text.rstrip('.')}; {advice}.") from None
 
 
 def _is_own(experiment: config.Experiment) -> bool:
@@ -294,7 +305,7 @@ def _wrong_round(stored: StoredRound, before: StoredRound | None, dense: StoredR
     yield from _wrong_network(stored)
     index, replicate, kept = stored.round, stored.replicate, stored.masks
     experiment = stored.experiment
-    fits = before is not None and _shapes(before) == _shapes(stored) == _shapes(dense)
+    fits = before is not None and masks.shapes(before.masks) == masks.shapes(kept) == masks.shapes(dense.masks)
     held_at = stored.held_at if fits or not index else _either(stored)
     yield from stored.wrong_held(held_at)
     if not index and experiment.rewind.step:
@@ -330,20 +341,17 @@ def _wrong_round(stored: StoredRound, before: StoredRound | None, dense: StoredR
             yield "The masks differ from those that pruning the round before gives."
 
 
-def _shapes(stored: StoredRound) -> dict[str, tuple[int, ...]]:
-    return {name: mask.shape for name, mask in stored.masks.items()}
-
-
 def _round_of(
     stored: StoredRound, ticket: StoredRound, known: branches.Branch, fresh: masks.Weights | None
 ) -> branches.StoredTicket:
     # What the function of a branch is given; what is stored of the branch stands in for what needs the model.
     experiment = stored.experiment
     first, last = stored.record["first_step"], stored.record["last_step"]
-    initial, counts = store.read_start(stored.run, stored.replicate), masks.num_kept(ticket.masks)
+    initial = store.read_start(stored.run, stored.replicate)
     start = dict(stored.weights)
     if known.learns:
         # Nothing is trained once masks are learned, so all but the fixed weights is as it is stored.
+        counts = masks.num_kept(ticket.masks)
         fixed = supermasks.fixed_weights(initial, counts)
         start |= {name: fixed[name] for name in counts}
     learned = branches.BranchStart(start, ticket.masks, first, last, held_at=_either(stored))
@@ -363,12 +371,14 @@ def _round_of(
 def _wrong_branch(stored: StoredRound, again: Recomputation | None) -> Iterator[str]:
     # The branch is made again from its round, as far as that needs no model, or with it.
     yield from _wrong_network(stored)
-    name, known = stored.record["control"], branches.BRANCHES.get(stored.record["control"])
+    name = stored.record["control"]
+    known = branches.BRANCHES.get(name)
     if known is None:  # a function of the user's may hold masked entries at any values
         yield from stored.wrong_held({} if mask_actions.is_zero(stored.experiment.prune.held_at) else stored.weights)
         return
-    ticket, kept = StoredRound(stored.run, stored.replicate, stored.round), stored.masks
-    if _shapes(ticket) != _shapes(stored):
+    ticket = StoredRound(stored.run, stored.replicate, stored.round)
+    kept = stored.masks
+    if masks.shapes(ticket.masks) != masks.shapes(kept):
         yield "Its masks are of other weights than those of its round."
         yield from stored.wrong_held(_either(stored))
         return
@@ -378,16 +388,21 @@ def _wrong_branch(stored: StoredRound, again: Recomputation | None) -> Iterator[
     held_at = made.held_in(round)
     yield from stored.wrong_held(held_at)
     changes = [(step, change.num_kept) for step, change in sorted(made.changes.items())]
-    if masks.num_kept(kept) != (changes[-1][1] if changes else masks.num_kept(made.kept)):
+    counts = changes[-1][1] if changes else masks.num_kept(made.kept)
+    if masks.num_kept(kept) != counts:
         yield f"It does not keep as many entries of each weight as {name}."
     recorded = [(change["step"], change["num_kept"]) for change in stored.record.get("mask_changes", ())]
-    if recorded != [(step, sum(counts.values())) for step, counts in changes]:
+    if recorded != [(step, sum(of_weights.values())) for step, of_weights in changes]:
         yield f"The changes of its masks are not those of {name}."
     if masks.total_kept(kept) != masks.total_kept(ticket.masks):
         yield "It does not keep as many entries as the ticket."
     if "masks" not in known.needs_model and any(np.any(made.kept[each] != kept[each]) for each in kept):
         yield f"Its masks differ from those of {name}."
-    began = weights.fingerprint(masks.apply(made.start, made.kept)) if changes else ""
-    began_so = began == stored.record["start_sha256"] if changes else stored.began_with(made.start, held_at)
-    if (fresh or "start weights" not in known.needs_model) and not began_so:
+    if not fresh and "start weights" in known.needs_model:
+        return
+    if changes:  # then the stored masks are those of the end, and training began under those that the branch makes
+        began = weights.fingerprint(masks.apply(made.start, made.kept)) == stored.record["start_sha256"]
+    else:
+        began = stored.began_with(made.start, held_at)
+    if not began:
         yield f"Training did not start from the weights of {name}."

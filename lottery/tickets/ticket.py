@@ -17,7 +17,7 @@ from lottery.masks import Masks
 from lottery.models import architecture
 from lottery.models.architecture import Architecture
 from lottery.models.kerases import keras_of
-from lottery.statistics.metric import ACCURACY, LOSS, Metric
+from lottery.statistics.metric import ACCURACY, LOSS
 from lottery.tickets import from_run, ticket_file
 
 
@@ -81,7 +81,7 @@ class Ticket:
             TicketError: The network needs code that the ticket does not contain; or there are no trained weights.
         """
         values = self._values(trained)
-        built = architecture.build(self.architecture, shapes(values), library)
+        built = architecture.build(self.architecture, masks.shapes(values), library)
         _assign(built, values)
         return built
 
@@ -184,17 +184,17 @@ class Ticket:
         data = of.get("data")
         if isinstance(data, dict) and data.get("name"):
             found["data"] = f"{data['name']}, digest {data.get('digest')}"
-        for measure, value in self._measured():
-            found[measure.name] = f"{value} at the early-stop step"
+        for name, value in self._measured().items():
+            found[name] = f"{value} at the early-stop step"
         return {name: printable(text) for name, text in found.items()}
 
-    def _measured(self) -> list[tuple[Metric, str]]:
-        """Name what says how good its network is, and its value; nothing if the ticket does not hold it."""
-        for measure in (ACCURACY, LOSS):
-            value = self.metrics.get(measure.early_stop)
+    def _measured(self) -> dict[str, str]:
+        """Return the test accuracy, or else the test loss, as text by its name; empty if the ticket holds neither."""
+        for metric in (ACCURACY, LOSS):
+            value = self.metrics.get(metric.early_stop)
             if isinstance(value, float):
-                return [(measure, measure.value(value))]
-        return []
+                return {metric.name: metric.value(value)}
+        return {}
 
     def _step(self) -> str:
         """Name the step of the trained weights, if the ticket says it."""
@@ -222,7 +222,7 @@ class Ticket:
         parts = [f"density {percent(self.density)} ({self.num_kept:,} weights kept)"]
         if "run" in of:
             parts.append(f"round {of.get('round')} of {of['run']}, replicate {of.get('replicate')}")
-        parts += [f"{measure.name} {value}" for measure, value in self._measured()]
+        parts += [f"{name} {value}" for name, value in self._measured().items()]
         parts.append("start and trained weights" if self.trained is not None else "start weights")
         return printable(f"<Ticket: {', '.join(parts)}>")
 
@@ -317,13 +317,9 @@ def of(
 
 def _check_shapes(what: str, values: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Raise an error that begins with `what`, and lists both sides, unless names and shapes agree."""
-    if shapes(values) != shapes(expected):
-        raise TicketError(f"{what} {architecture.differing(shapes(values), shapes(expected))}")
-
-
-def shapes(values: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each array, by name."""
-    return {name: tuple(np.shape(value)) for name, value in values.items()}
+    own, wanted = masks.shapes(values), masks.shapes(expected)
+    if own != wanted:
+        raise TicketError(f"{what} {architecture.differing(own, wanted)}")
 
 
 def _assign(model: Any, values: Mapping[str, np.ndarray]) -> None:

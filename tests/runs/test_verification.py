@@ -149,6 +149,25 @@ def test_every_planted_damage_is_found(small_run, tmp_path, name):
     assert not any(one.startswith("replicate 2") for one in found)
 
 
+@pytest.mark.parametrize("name", ["round-1", "round-", "round-copy", "round-01 (copy)"])
+def test_a_folder_that_no_round_has_is_found(small_run, tmp_path, name):
+    def damage(folder):
+        shutil.copytree(folder, folder.with_name(name))
+
+    sentence = "No round has a folder of this name; remove it, or give it its name back."
+    assert wrong_after(small_run, tmp_path, damage) == {f"replicate 1, {name}": [sentence]}
+
+
+def test_names_of_folders_are_printed_without_commands_for_the_terminal(lottery_command, small_run, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(small_run.path, copy)
+    for name in ("round-\x1b[2J", "round-x/branch-\x1b[2J", "round-09/branch-\x1b[2J"):
+        shutil.copytree(store.round_path(copy, 1, 2), copy / "replicate-1" / name)
+    done = lottery_command("verify", copy)
+    assert done.returncode == 1 and "replicate 1, round-?[2J: No round has" in done.stdout
+    assert done.stdout.count("branch ?[2J: Its round is missing") == 2 and "\x1b" not in done.stdout
+
+
 def test_an_edited_configuration_is_found(small_run, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(small_run.path, copy)
