@@ -96,6 +96,7 @@ def connectivity(
     """Train siblings of a round with another order of the data, and measure the error on the line between them.
 
     Everything that was trained and measured is kept below RUN/connectivity: the same command resumes.
+
     Example: lottery analyze connectivity runs/NAME --rounds 0,7 --steps 0,100,500
     """
     from lottery.analysis import ANALYSES

@@ -25,8 +25,8 @@ WithKinds = commands.listing("Kinds", _kinds)
 class Drawn:
     """Options of some kinds of figures: what is drawn, and how."""
 
-    rounds: Annotated[str, Option(help="For kinds that draw some rounds: these rounds, such as 0,7,15.")] = ""
-    weight: Annotated[str, Option(help="For initial_weights, degrees and overlap: this weight.")] = ""
+    rounds: Annotated[str, Option(help="For kinds that draw some rounds: which ones, such as 0,7,15.")] = ""
+    weight: Annotated[str, Option(help="For initial_weights, degrees and overlap: which weight.")] = ""
     full: Annotated[bool, Option("--full", help="For accuracy and learning_curves: the whole range.")] = False
     interval: Annotated[
         str,
@@ -38,7 +38,7 @@ class Drawn:
     ] = ""
     label: Annotated[
         list[str] | None,
-        Option(metavar="NAME=TEXT", help='Call a branch so in the legend: --label random_mask="random mask".'),
+        Option(metavar="NAME=TEXT", help='Name a branch in the legend, such as random_mask="random mask".'),
     ] = None
     by: Annotated[
         str,
@@ -91,7 +91,7 @@ def plot(
         Option(metavar="INCHES", help="The width; by default 7.2 on the screen, 5.5 in a paper, 10 on slides."),
     ] = None,
     title: Annotated[
-        str | None, Option(help="Above the figure. By default what is seen and the run's name; none in a paper.")
+        str | None, Option(help="The title; by default what is drawn and the run's name, none in a paper.")
     ] = None,
     caption: Annotated[
         bool, Option("--caption", help="Print a LaTeX caption: what is shown, n, and what the bars are.")
@@ -107,6 +107,7 @@ def plot(
     """Draw a figure of a run to a file, and print its path.
 
     With --caption, the output is the LaTeX caption alone, and the path goes to the error stream.
+
     Examples: lottery plot runs/NAME --kind inputs --rounds 0,7,15;
     lottery plot runs/NAME --style paper --out accuracy.pdf --caption > caption.tex
     """

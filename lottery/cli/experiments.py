@@ -61,17 +61,14 @@ class Power:
 
     difference: Annotated[
         float | None,
-        Option(
-            help="The true ticket − dense to be found; by default 0, or the means of the run of --from.",
-        ),
+        Option(help="The true ticket − dense to be found; by default 0, or the means of the run of --from."),
     ] = None
-    std: Annotated[
-        float | None,
-        Option(min=0, help="Standard deviation of ticket − dense between replicates."),
-    ] = None
+    std: Annotated[float | None, Option(min=0, help="Standard deviation of ticket − dense between replicates.")] = None
     pilot: Annotated[
         Path | None,
-        Option("--from", metavar="RUN", help="Instead of --std: a run that estimates it, and is not used again."),
+        Option(
+            "--from", metavar="RUN", help="Instead of --std: a run to estimate it from, whose seeds are not used again."
+        ),
     ] = None
     power: Annotated[
         float, Option(metavar="FRACTION", help="The probability with which the difference is to be shown.")

@@ -37,8 +37,8 @@ Tolerance = Annotated[
     Option(
         min=0,
         max=1,
-        help="What a winning or matching ticket may lose: accuracy, by default 0.002; or, where the model measures "
-        "none, by what fraction its loss may be above that of dense, by default 0.02.",
+        help="How much accuracy a winning or matching ticket may lose, by default 0.002; or, where the model measures "
+        "none, by what fraction its loss may exceed that of dense, by default 0.02.",
         metavar="FRACTION",
         show_default=False,
     ),
@@ -168,13 +168,14 @@ def numbers(option: str, words: str, kind: type = int, example: str = "numbers, 
 def selected(rows: Any, replicate: int | None, round: int | None) -> Any:
     """Select the rows of one replicate, one round, or both; it is an error if there are none."""
     for column, wanted in (("replicate", replicate), ("round", round)):
-        if wanted is not None:
-            if column not in rows:
-                raise LotteryError(f"--{column} cannot be used here: each row is of several replicates.")
-            if wanted not in set(rows[column]):
-                stored = sorted(set(rows[column])) or "none yet"
-                raise LotteryError(f"--{column} {wanted} is not stored. The run has {stored}.")
-            rows = rows[rows[column] == wanted]
+        if wanted is None:
+            continue
+        if column not in rows:
+            raise LotteryError(f"--{column} cannot be used here: each row is of several replicates.")
+        if wanted not in set(rows[column]):
+            stored = sorted(set(rows[column])) or "none yet"
+            raise LotteryError(f"--{column} {wanted} is not stored. The run has {stored}.")
+        rows = rows[rows[column] == wanted]
     return rows
 
 

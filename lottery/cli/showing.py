@@ -52,13 +52,14 @@ def show(
     interval: Annotated[
         str,
         Option(
-            help="Over seeds, for this test set; or two_way, for other test examples too.", metavar="|".join(INTERVALS)
+            help="For other seeds on this test set; or two_way, for other test examples too.",
+            metavar="|".join(INTERVALS),
         ),
     ] = SEEDS,
 ) -> None:
     """Show a run's verdict and table; --json and --csv print a row for each trained network.
 
-    With --interval two_way, show and print ticket − dense over seeds and test examples instead.
+    With --interval two_way, both are of ticket − dense over seeds and test examples instead.
 
     A narrow terminal leaves out, in this order: end from, end to, kept, early stop, stops later, end, end vs dense, end
     verdict, ±, n, budget from, budget to, within budget, speed, needed, beats controls, test accuracy, round.
@@ -93,12 +94,13 @@ def show_run(run: Path, rows: Any, tolerance: float | None, round: int | None = 
     from lottery.statistics import metric, results, sentences, tables, verdicts
 
     if rows.empty:
-        output.say(f"No round of {run} is complete yet.")
+        output.say(f"No round of {str(run)!r} is complete yet.")
         return
     judgement = verdicts.of_run(run, rows, tolerance)
     headline(judgement)
     points = results.summary(rows)
-    points = points if round is None else points[points["round"] == round]
+    if round is not None:
+        points = points[points["round"] == round]
     # Only alternatives are compared by what they cost.
     spent = costs.table(run) if metric.has_alternative(points) else None
     shown = [
@@ -133,7 +135,7 @@ def _show_two_way(run: Path, round: int | None, tolerance: float, as_data: outpu
 
     every = two_way.table(run, tolerance)
     if every.empty and not as_data:
-        output.say(f"No pruned round of {run} can be compared with dense yet.")
+        output.say(f"No pruned round of {str(run)!r} can be compared with dense yet.")
         return
     found = options.selected(every, None, round)
     if as_data:
@@ -181,7 +183,7 @@ def compare(
     as_data: output.AsData,
     rounds: Annotated[str, Option(help="Which rounds of the first run, such as 7,15.", metavar="ROUNDS")] = "",
     within: Annotated[
-        float, Option(help="How far apart two densities may be, as a fraction of one.", metavar="FRACTION")
+        float, Option(min=0, help="How far apart two densities may be, as a fraction of one.", metavar="FRACTION")
     ] = 0.05,
     *,
     summed: Summed,
@@ -190,10 +192,9 @@ def compare(
 
     With --aggregate, runs may be of several data sets and models: it prints the interquartile mean of ticket − dense
     and of control − dense over all of them, and probabilities of improvement, with intervals.
+
     Example: lottery compare runs/mnist-* runs/cifar10-* --aggregate --density 0.2,0.05
     """
-    if within < 0:
-        raise LotteryError(f"--within must be 0 or more, not {within}.")
     if summed.aggregate:
         if rounds:
             raise LotteryError("--rounds does not go with --aggregate; --density does.")

@@ -129,7 +129,7 @@ def export(
         str,
         Option(
             "--format",
-            help="The format: {names}, or all; by default the one that the file's ending means.",
+            help="The format: {names}, or all; by default the file's ending decides.",
             metavar="FORMAT",
         ),
     ] = "",

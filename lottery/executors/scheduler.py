@@ -143,7 +143,8 @@ def launch(
     launched = _Launch(jobs, executor, on_event, copies or {})
     # Copies are made in this process, which takes no time beside a training, and needs no model.
     copier = LocalExecutor(copy) if copy else executor
-    stopped, signal = False, 0
+    stopped = False
+    signal = 0
     while True:
         # Nothing new begins, but the networks in training still report, each when its checkpoint is written.
         signal = signal or should_stop()
@@ -228,10 +229,11 @@ class _Launch:
                 raise error
         if signal and self.num_trained + len(untrainable) < len(self.graph):
             raise interrupts.Stopped(signal)
-        for job, error in self.failed.items():
+        if self.failed:
+            job, error = next(iter(self.failed.items()))
             others = "1 other network" if len(untrainable) == 2 else f"{len(untrainable) - 1} other networks"
-            more = f"{others} could not be trained either; all others are stored."
-            raise LotteryError(f"{_sentence(job, error)} {more}") from error
+            sentence = f"{_sentence(job, error)} {others} could not be trained either; all others are stored."
+            raise LotteryError(sentence) from error
 
     def _after_loss(self, job: Job, error: Lost) -> Lost | LotteryError:
         """Count a loss; the error is another after too many without progress."""

@@ -83,9 +83,11 @@ class Siblings:
 
     def redrawn(self, order: int, name: str, value: Any) -> np.ndarray:
         """Draw another state of a generator of random numbers for an order of the data, always the same one."""
-        before, words = np.ascontiguousarray(value), seed_words(self.experiment, self.replicate, order)[:-1]
+        before = np.ascontiguousarray(value)
+        words = seed_words(self.experiment, self.replicate, order)[:-1]  # without their purpose
         # A checksum, not hash(), which is another in each process.
-        source = randomness.generator(*words, randomness.INITIALISATION, zlib.crc32(name.encode() + before.tobytes()))
+        own = zlib.crc32(name.encode() + before.tobytes())
+        source = randomness.generator(*words, randomness.INITIALISATION, own)
         return source.integers(2**31, size=before.shape).astype(before.dtype)
 
     def misfit(self, digests: Sequence[str]) -> str:

@@ -234,13 +234,14 @@ def stored_rounds(run: Path, indices: Iterable[int] | None = None, branches: boo
         folders = {index: store.round_path(run, replicate, index) for index in complete if branches}
         places = [(label, index) for index, folder in folders.items() for label in store.branch_labels(folder)]
         found += [StoredRound(run, replicate, index, label) for label, index in sorted(places)]
-    if indices is None:
-        return _one_by_one(found)
-    chosen, there = set(indices), {stored.round for stored in found}
-    if chosen <= there:
-        return _one_by_one([stored for stored in found if stored.round in chosen])
-    known = f"It has the rounds 0 to {max(there)}" if found else "It has no round yet"
-    raise LotteryError(f"Round {min(chosen - there)!r} is not stored in {str(run)!r}. {known}.")
+    if indices is not None:
+        chosen = set(indices)
+        there = {stored.round for stored in found}
+        if missing := chosen - there:
+            known = f"It has the rounds 0 to {max(there)}" if found else "It has no round yet"
+            raise LotteryError(f"Round {min(missing)!r} is not stored in {str(run)!r}. {known}.")
+        found = [stored for stored in found if stored.round in chosen]
+    return _one_by_one(found)
 
 
 def _one_by_one(found: list[StoredRound]) -> Iterator[StoredRound]:

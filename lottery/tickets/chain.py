@@ -1,6 +1,5 @@
 """A Keras network as one chain of layers: taken apart, and put together again of new layers with fewer units."""
 
-import functools
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -226,7 +225,10 @@ def assembled(model: Any, shape: tuple[int, ...], pieces: Sequence[Piece]) -> An
         if isinstance(model, keras.Sequential):
             new = keras.Sequential([inputs, *layers], name=model.name)
         else:
-            new = keras.Model(inputs, functools.reduce(lambda x, layer: layer(x), layers, inputs), name=model.name)
+            x = inputs
+            for layer in layers:
+                x = layer(x)
+            new = keras.Model(inputs, x, name=model.name)
         for layer, values in pieces:
             set_values(layer, values)
     return new

@@ -116,29 +116,26 @@ def form_of(path: Path, form: str | None) -> str:
 def _check_ticket(model: Any, masks: Masks, state: dict[str, np.ndarray], form: str, held_at: Weights) -> None:
     """Raise unless the masked entries of a model are held, and a form takes such a model."""
     how = EXPORTS[form]
-    masks_module.check(masks, state)
-    leak = next(iter(masks_module.leaks(state, masks, held_at).items()), None)
-    if leak and held_at:
+    leaks = masks_module.leaks(state, masks, held_at)
+    if leaks:
+        name, count = next(iter(leaks.items()))
+        what, arguments = ("at their held values", "masks, held_at") if held_at else ("zero", "masks")
         raise LotteryError(
-            f"{leak[1]} masked entries of {leak[0]!r} are not at their held values in the model {model.name!r}; set "
-            "them with lottery.enforcement.project(model, masks, held_at)."
+            f"{count:,} masked entries of {name!r} are not {what} in the model {model.name!r}; set them with "
+            f"lottery.enforcement.project(model, {arguments})."
         )
-    if leak:
+    others = masks_module.leaks(state, masks)
+    if others and how.zeros_only:
+        name, count = next(iter(others.items()))
         raise LotteryError(
-            f"{leak[1]} masked entries of {leak[0]!r} are not zero in the model {model.name!r}; set them to zero with "
-            "lottery.weights.assign(model, lottery.masks.apply(lottery.weights.read(model), masks))."
-        )
-    other = next(iter(masks_module.leaks(state, masks).items()), None)
-    if other and how.zeros_only:
-        raise LotteryError(
-            f"The form {form!r} takes masked entries of zero only, and the ticket holds {other[1]:,} of {other[0]!r} "
-            "at other values; export another form."
+            f"The form {form!r} takes masked entries of zero only, and the ticket holds {count:,} of {name!r} at "
+            "other values; export another form."
         )
     if tfmot.find(model) and not how.takes_wrappers:
-        others = " or ".join(repr(name) for name, other in EXPORTS.items() if other.takes_wrappers)
+        takers = " or ".join(repr(name) for name, other in EXPORTS.items() if other.takes_wrappers)
         raise LotteryError(
             f"The model {model.name!r} is wrapped by tfmot, without which {form!r} cannot be loaded; take the wrappers "
-            f"off with lottery.enforcement.tfmot.strip, or export the form {others}."
+            f"off with lottery.enforcement.tfmot.strip, or export the form {takers}."
         )
     for what in how.single:
         tensors = getattr(model, what, None)

@@ -80,7 +80,8 @@ def contents(
             f"{str(stored.folder)!r} is damaged: {lacking[0]} is not a variable of its start and of all its trained "
             "weights."
         )
-    start, trained = ({name: state[name] for name in names} for state in (before, after))
+    start = {name: before[name] for name in names}
+    trained = {name: after[name] for name in names}
     return Contents(stored.masks, start, trained, about)
 
 
@@ -204,11 +205,12 @@ def _metrics(rows: Table, record: dict[str, Any], dense: dict[str, Any]) -> dict
     if len(values):
         over[metric.early_stop] = _interval(*intervals.mean_interval(values.tolist(), unit=intervals.unit_of(values)))
     if record["round"] > 0:
-        differences = verdicts.differences(rows)
-        for line in differences[differences["round"] == record["round"]].to_dict("records"):
-            over["vs_dense"] = _interval(line["mean"], line["low"], line["high"])
-    own, whole = ({name: known[name] for name in _MEASURES} for known in (record, dense))
-    return {**own, "dense": whole, "replicates": over}
+        differences = verdicts.differences(rows).set_index("round")
+        if record["round"] in differences.index:
+            over["vs_dense"] = _interval(*differences.loc[record["round"], ["mean", "low", "high"]])
+    own = {name: record[name] for name in _MEASURES}
+    of_dense = {name: dense[name] for name in _MEASURES}
+    return {**own, "dense": of_dense, "replicates": over}
 
 
 def _interval(*ends: float) -> dict[str, float | None]:

@@ -108,8 +108,9 @@ def _of_one_example(model: Any, configure: Callable[[Any], None]) -> bytes:
     import tensorflow as tf
 
     with tempfile.TemporaryDirectory() as folder:
-        taken, module = model.inputs[0], tf.Module()
+        taken = model.inputs[0]
         call = traced_call(model, tf.TensorSpec([1, *taken.shape[1:]], taken.dtype))
+        module = tf.Module()
         held = [component for variable in model.variables for component in weights.components(variable)]
         setattr(module, "held", held)  # noqa: B010 - what is saved must hold the variables
         tf.saved_model.save(module, folder, call)
