@@ -69,11 +69,13 @@ class Drawn:
         return chosen
 
     def _labels(self) -> dict[str, str]:
-        pairs = [word.partition("=") for word in self.label or []]
-        for name, equals, text in pairs:
-            if not (name and equals and text):
-                raise LotteryError(f"--label must be NAME=TEXT, such as random_mask='random mask', not {name!r}.")
-        return {name: text for name, _, text in pairs}
+        labels = {}
+        for word in self.label or []:
+            name, _, text = word.partition("=")
+            if not (name and text):
+                raise LotteryError(f"--label must be NAME=TEXT, such as random_mask='random mask', not {word!r}.")
+            labels[name] = text
+        return labels
 
 
 def plot(

@@ -167,7 +167,8 @@ def _show_exported(ticket: Any, saved: Path | None, done: list[Any]) -> None:
     compared_by = ["difference", "same class"] if has_classes else ["difference"]
     lines = []
     if saved:
-        lines.append([TICKET, str(saved), *(f"{size:,}" for size in files.sizes(saved)), *("" for _ in compared_by)])
+        num_bytes, num_gzipped = files.sizes(saved)
+        lines.append([TICKET, str(saved), f"{num_bytes:,}", f"{num_gzipped:,}", *[""] * len(compared_by)])
     for exported in done:
         sizes = [f"{exported.num_bytes:,}", f"{exported.num_gzipped:,}"]
         compared = [f"{exported.difference:.1g}"]
@@ -176,15 +177,14 @@ def _show_exported(ticket: Any, saved: Path | None, done: list[Any]) -> None:
         lines.append([exported.form, str(exported.path), *sizes, *compared])
     output.table(TextTable(["format", "file", "bytes", "gzipped", *compared_by], lines), has_rows=False)
     same_class = "Same class: the share of inputs with the same class. " if has_classes else ""
+    held = "zero" if ticket.held_at is None else "at their held values"
     output.say(
         "Each file was loaded again and compared. Difference: the largest of an output, relative to the largest "
-        f"output. {same_class}Masked entries are "
-        f"{'zero' if ticket.held_at is None else 'at their held values'} in each file."
+        f"output. {same_class}Masked entries are {held} in each file."
     )
     unseen = [exported.form for exported in done if not exported.zeros_checked]
     if unseen:
-        what = "zeros" if ticket.held_at is None else "held values"
-        output.say(f"But the {what} could not be checked in: {', '.join(unseen)}.")
+        output.say(f"But that they are {held} could not be checked in: {', '.join(unseen)}.")
 
 
 def _exported(
@@ -230,8 +230,6 @@ def _paths(out: Path, form: str) -> dict[str, Path]:
     wanted = Path(names[form]).suffix
     if wanted and out.suffix != wanted:
         raise LotteryError(f"--out must be a file that ends in {wanted} for {form}, not {str(out)!r}.")
-    if wanted and out.is_dir():
-        raise LotteryError(f"--out must be a file, not the folder {str(out)!r}.")
     return {form: out}
 
 

@@ -61,9 +61,8 @@ def verify(source: options.Source, again: Again) -> None:
     if files.is_folder(source):
         _verify_run(source, again)
         return
-    for option, value in (("--recompute", again.recompute), ("--retrain", again.retrain)):
-        if value:
-            raise LotteryError(f"{option} needs the folder of a run, not the file {str(source)!r}.")
+    if again.recompute or again.retrain:
+        raise LotteryError(f"--recompute and --retrain need the folder of a run, not the file {str(source)!r}.")
     _verify_ticket(source)
 
 

@@ -75,9 +75,8 @@ class StoredRound:
     def early_stop(self) -> dict[str, np.ndarray]:
         """Every variable at the early-stop step, by name."""
         if not self.has(store.EARLY_STOP):
-            raise LotteryError(
-                f"{str(self.folder)!r} has no weights at the early-stop step: an earlier version stored it."
-            )
+            why = "an earlier version stored it"
+            raise LotteryError(f"{str(self.folder)!r} has no weights at the early-stop step: {why}.")
         return self._variables(store.EARLY_STOP)
 
     @cached_property

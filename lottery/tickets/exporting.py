@@ -103,13 +103,12 @@ def form_of(path: Path, form: str | None) -> str:
         raise unknown("The form of an exported file", form, EXPORTS)
     suffix = EXPORTS[form].suffix
     if suffix and path.suffix != suffix:
-        raise LotteryError(
-            f"The form {form!r} is written to a file *{suffix}, not to {str(path)!r}. Change one of the two."
-        )
-    if path.is_dir() and (suffix or not (path / "saved_model.pb").is_file()):
-        raise LotteryError(f"{str(path)!r} is a folder that holds no SavedModel; name another path, or remove it.")
-    if path.exists() and not path.is_dir() and not suffix:
-        raise LotteryError(f"{str(path)!r} is a file, and a SavedModel is a folder; name another path, or remove it.")
+        raise LotteryError(f"The form {form!r} is written to a file *{suffix}, not to {str(path)!r}.")
+    # What is there may be the user's, so only what was exported before is replaced.
+    fits = path.is_file() if suffix else (path / "saved_model.pb").is_file()
+    if path.exists() and not fits:
+        kind = "file" if suffix else "SavedModel"
+        raise LotteryError(f"{str(path)!r} is there already, and is no {kind}; name another path, or remove it.")
     return form
 
 
@@ -151,10 +150,9 @@ def _examples(model: Any, inputs: Any, form: str) -> Any:
     """Return inputs, or random ones if there are none, in the types that a model is built for."""
     import tensorflow as tf
 
-    if inputs is None and EXPORTS[form].real_inputs:
-        raise LotteryError(
-            f"The form {form!r} needs inputs, real examples as the network takes them: {EXPORTS[form].real_inputs}."
-        )
+    why = EXPORTS[form].real_inputs
+    if inputs is None and why:
+        raise LotteryError(f"The form {form!r} needs inputs, real examples as the network takes them: {why}.")
     if inputs is None:
         with evaluating(f"Random inputs cannot be made for the model {model.name!r}, pass some"):
             inputs = outputs.random_inputs(model)

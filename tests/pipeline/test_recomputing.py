@@ -244,4 +244,4 @@ def test_data_that_are_not_found_are_one_sentence(tmp_path, lottery_command):
     )
     ticket = done.ticket(round=1).save(tmp_path / "ticket.safetensors")
     refused = lottery_command("verify", ticket, "--recompute")
-    assert refused.returncode == 2 and "needs the folder of a run" in refused.stderr
+    assert refused.returncode == 2 and "need the folder of a run" in refused.stderr
