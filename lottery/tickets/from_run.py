@@ -172,10 +172,13 @@ def _local_settings(provenance: Mapping[str, Any], path: str) -> data.Data:
         settings = data.Data.model_validate({**provenance["protocol"]["data"], "path": path or "unknown"})
     except (KeyError, TypeError, ValidationError):
         raise LotteryError("The ticket does not say how its data were split.") from None
-    local = Path(os.environ.get("LOTTERY_DATA", "")) / f"{settings.name}.npz"
+    # Without LOTTERY_DATA, a file in the working directory would not be read, but pass for data that need no download.
+    folder = os.environ.get("LOTTERY_DATA", "")
+    is_stored = bool(folder) and Path(folder, f"{settings.name}.npz").is_file()
     dataset = data.DATASETS.get(settings.name)
-    if not path and not local.is_file() and not (dataset and dataset.is_local):
-        raise LotteryError(f"The data {settings.name!r} are not in the folder that LOTTERY_DATA names.")
+    if not path and not is_stored and not (dataset and dataset.is_local):
+        why = "are not in the folder that LOTTERY_DATA names, and a ticket file downloads none"
+        raise LotteryError(f"The data {settings.name!r} {why}.")
     return settings.model_copy(update={"path": path})
 
 

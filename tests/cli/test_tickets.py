@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lottery import formatting, tickets
+from lottery.errors import LotteryError
 from lottery.tickets import exporting
 from tests.scripts.fuzz_tickets import forge
 
@@ -100,6 +101,29 @@ def test_a_network_goes_out_and_is_compared_on_the_real_data(lottery, file, smal
     assert all(np.array_equal(one, other) for one, other in zip(started, ticket.model().get_weights(), strict=True))
     status, printed, _ = lottery("export", small_run.path, "--round", "best", "--out", tmp_path / "a.npz")
     assert status == 0 and "npz" in printed
+
+
+def test_the_data_of_a_strangers_ticket_are_never_downloaded(file, tmp_path, monkeypatch):
+    """A file in the working directory is not where data are looked for, unless LOTTERY_DATA names it."""
+    from lottery.tickets import from_run
+
+    provenance = tickets.load(file).provenance
+    provenance["data"]["name"] = provenance["protocol"]["data"]["name"] = "mnist"
+    loaded = []
+    monkeypatch.setattr("lottery.data.load", lambda settings: loaded.append(settings))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mnist.npz").touch()
+    for folder in (None, "", str(tmp_path / "other")):
+        monkeypatch.delenv("LOTTERY_DATA", raising=False)
+        if folder is not None:
+            monkeypatch.setenv("LOTTERY_DATA", folder)
+        with pytest.raises(LotteryError, match="'mnist' are not in the folder .* and a ticket file downloads none"):
+            from_run.examples(file, provenance)
+    assert not loaded
+    monkeypatch.setenv("LOTTERY_DATA", str(tmp_path))
+    with pytest.raises(AttributeError):  # of what stands for the data
+        from_run.examples(file, provenance)
+    assert loaded
 
 
 def test_each_format_that_fails_is_named_also_where_all_fail(lottery, tmp_path):
