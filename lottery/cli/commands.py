@@ -83,25 +83,12 @@ def _ungrouped(command: Callable[..., None]) -> Callable[..., None]:
     return ungrouped
 
 
-def naming(read: Callable[[], Iterable[str]]) -> type[Command]:
-    """Return a kind of command that puts names in place of ``{names}`` in its help texts, which are read only then."""
-
-    class Naming(Command):
-        def get_help(self, ctx: Any) -> str:
-            parameters: list[Any] = list(self.params)
-            for parameter in parameters:
-                if "{names}" in (parameter.help or ""):
-                    parameter.help = parameter.help.replace("{names}", ", ".join(read()))
-            return super().get_help(ctx)
-
-    return Naming
-
-
 def listing(title: str, read: Callable[[], Iterable[tuple[str, str]]], kind: type[Command] = Command) -> type[Command]:
-    """Return a kind of command that lists names and what they are below its options, and reads them only then."""
+    """Return a kind of command that lists names and what they are below its help, and reads them only then."""
 
     class Listing(kind):
         def format_epilog(self, ctx: Any, formatter: Any) -> None:
+            super().format_epilog(ctx, formatter)  # the lists of `kind`
             with formatter.section(title):
                 formatter.write_dl(list(read()))
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from lottery.cli import options, output
-from lottery.cli.commands import App, naming
+from lottery.cli.commands import App, listing
 from lottery.errors import LotteryError, printable, unknown
 from lottery.text_tables import TextTable
 
@@ -21,13 +21,13 @@ EVERY = "all"  # formats, to one folder
 
 
 def _names() -> dict[str, str]:
-    """The file that `--format all` writes for each format."""
+    """Name the file that `--format all` writes for each format."""
     from lottery.tickets.exporting import EXPORTS
 
     return {TICKET: "ticket.safetensors"} | {name: form.file for name, form in EXPORTS.items()}
 
 
-NamingFormats = naming(_names)
+WithFormats = listing('Formats, and the file that "all" writes of each', lambda: _names().items())
 
 
 @app.command("ls", short_help="List a run's tickets.")
@@ -127,11 +127,7 @@ def export(
     out: Annotated[Path, Option(help="The file to write; for SavedModel or `all`, a folder.", metavar="FILE")],
     form: Annotated[
         str,
-        Option(
-            "--format",
-            help="The format: {names}, or all; by default the file's ending decides.",
-            metavar="FORMAT",
-        ),
+        Option("--format", help="A format below, or all; by default the file's ending decides.", metavar="FORMAT"),
     ] = "",
     start: Annotated[bool, Option("--start", help="Export the start weights, without the trained weights.")] = False,
     *,

@@ -124,16 +124,26 @@ def sweep(
     output.rows(rows, as_data)
 
 
-NamingBranches = commands.listing(
+def _branches() -> list[tuple[str, str]]:
+    """List the names of branches by their kind: control, alternative or other."""
+    from lottery.pruning.branches import BRANCHES
+
+    names: dict[str, list[str]] = {}
+    for name, branch in BRANCHES.items():
+        names.setdefault(branch.kind, []).append(name)
+    return [(kind, ", ".join(found)) for kind, found in names.items()]
+
+
+WithBranches = commands.listing(
     "Refused, because it would be no fair comparison, in runs of",
     lambda: import_module("lottery.pruning.fairness").refusals(),
-    commands.naming(lambda: import_module("lottery.pruning.branches").BRANCHES),
+    commands.listing("Branches", _branches),
 )
 
 
 def branch(
     run: options.RunPath,
-    kind: Annotated[str, Argument(help="What to train: {names}.", metavar="BRANCH")],
+    kind: Annotated[str, Argument(help="What to train, of the branches below.", metavar="BRANCH")],
     overrides: Annotated[
         list[str] | None,
         Argument(help="For transfer: the other data set, such as data.name=digits.", metavar="[KEY=VALUE]..."),

@@ -28,8 +28,11 @@ def file(small_run, tmp_path_factory):
 
 def test_formats_are_those_of_the_module(lottery):
     names = ["safetensors", *exporting.EXPORTS]
-    assert f"The format: {', '.join(names)}, or all" in " ".join(lottery("export", "--help")[1].split())
     files = [one.file for one in exporting.EXPORTS.values()]
+    shown = lottery("export", "--help")[1].split("Formats, and the file")[1]
+    assert [line.split() for line in shown.splitlines()[1:]] == [
+        [name, file] for name, file in zip(names, ["ticket.safetensors", *files], strict=True)
+    ]
     assert len({"ticket.safetensors", *files}) == len(names)  # `--format all` writes them to one folder
 
 
