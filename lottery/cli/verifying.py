@@ -73,6 +73,7 @@ def _verify_run(run: Path, again: Again) -> None:
     if stored < wanted:
         output.say(f"The run is incomplete: {stored} of {wanted} networks are stored.")
     with _recomputing(run, again) as recomputed:
+        # Printed as soon as it is found.
         checked = [(name, _told(name, wrong)) for name, wrong in verification.verify(run, recomputed)]
     results = [is_wrong for _, is_wrong in checked]
     # Branches that the experiment does not name, and siblings.
@@ -82,7 +83,8 @@ def _verify_run(run: Path, again: Again) -> None:
         trained_again, of_trained = _retrain(run, again)
         results += of_trained
     if any(results):
-        output.say(f"{sum(results)} of {len(results)} are wrong.", *(recomputed.notes if recomputed else []))
+        verb = "is" if sum(results) == 1 else "are"
+        output.say(f"{sum(results)} of {len(results)} {verb} wrong.", *(recomputed.notes if recomputed else []))
         if again.retrain and not trained_again:
             output.say("No network was trained again, because networks are trained from what is stored.")
         raise typer.Exit(1)

@@ -151,7 +151,7 @@ class _Worker:
 
     def listen(self) -> None:
         with contextlib.suppress(EOFError, OSError):
-            while self.connection.recv():
+            while self.connection.recv():  # there is one message only: to stop
                 self.cancelled = True
         os._exit(1)  # the process that started it is gone
 

@@ -190,12 +190,13 @@ def _meaning(error: BaseException) -> BaseException | None:
     """What the error of a task means for its network; None if the network was stopped."""
     from ray import exceptions
 
+    # Ray wraps what a task raised, which may be Ray's own error about another process or node.
     if isinstance(error, exceptions.RayTaskError):
         cause: Any = getattr(error, "cause", None)
         if isinstance(cause, LotteryError):
             return cause
         if not isinstance(cause, KeyboardInterrupt | exceptions.RayError):
-            return LotteryError(str(error).strip().splitlines()[-1])
+            return LotteryError(str(error).strip().splitlines()[-1])  # its text is a traceback
         error = cause
     if isinstance(error, KeyboardInterrupt | exceptions.TaskCancelledError):
         return None
@@ -406,7 +407,7 @@ def _unreachable(address: str) -> str:
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
     except OSError as error:
-        return f"{error.strerror or error}"
+        return error.strerror or str(error)
     return ""
 
 

@@ -106,16 +106,15 @@ def _network(stored: StoredRound, wrong: Iterator[str], again: Recomputation | N
 def not_repeated(run: Path, again: Recomputation | None = None) -> list[str]:
     """List what `verify` cannot compute from the files of a run alone, or with `again`, in sentences."""
     experiment = store.read_experiment(run)
-    criterion = experiment.prune.criterion
-    rounds = stored_rounds(run, branches=False)
+    criterion, iterative = experiment.prune.criterion, experiment.prune.iterative
+    made = [stored.record for stored in stored_rounds(run, branches=False) if stored.round]
+    are_current = all(criteria.is_current(criterion, iterative, record) for record in made)
     found = []
     if _is_own(experiment) and any(same_start(run, number) for number in store.replicates(run, experiment)[1:]):
         found.append("Replicates start from the same weights, so they differ only in the order of the batches.")
     if not plan.is_repeatable(experiment.prune):
         found.append(f"The masks of {criterion} were not computed again, which needs the model and the data.")
-    elif not all(
-        criteria.is_current(criterion, experiment.prune.iterative, stored.record) for stored in rounds if stored.round
-    ):
+    elif not are_current:
         why = "they were made by an earlier definition of it"
         found.append(f"The masks of {criterion} were not computed again: {why}.")
     labels = {stored.branch for stored in stored_rounds(run)} - {store.TICKET}
