@@ -71,14 +71,9 @@ def _printing(name: str, analysis: "Analysis") -> Callable[..., None]:
 
 def connectivity(
     run: RunPath,
-    rounds: Annotated[
-        str, Option(help="Rounds, such as 0,7; 0 is dense. By default every complete round.", metavar="NUMBERS")
-    ] = "",
+    rounds: Annotated[str, Option(help="Rounds, such as 0,7 (0 is dense); by default all.", metavar="NUMBERS")] = "",
     steps: Annotated[
-        str,
-        Option(
-            help="Steps to train siblings from, such as 0,500; by default the run's rewind step.", metavar="NUMBERS"
-        ),
+        str, Option(help="Steps to train siblings from, such as 0,500; by default the rewind step.", metavar="NUMBERS")
     ] = "",
     replicate: Replicate = None,
     points: Annotated[int, Option(min=3, help="Points on the line, ends included; a finer stored line stays.")] = 30,

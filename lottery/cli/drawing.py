@@ -41,10 +41,7 @@ class Drawn:
         Option(metavar="NAME=TEXT", help='Name a branch in the legend, such as random_mask="random mask".'),
     ] = None
     by: Annotated[
-        str,
-        Option(
-            help="For accuracy: against density, or against cost: the computation of all trainings a network takes."
-        ),
+        str, Option(help="For accuracy: against density or cost, the computation of all trainings a network takes.")
     ] = ""
 
     def of(self, kind: str) -> dict[str, Any]:
@@ -92,15 +89,11 @@ def plot(
         float | None,
         Option(metavar="INCHES", help="The width; by default 7.2 on the screen, 5.5 in a paper, 10 on slides."),
     ] = None,
-    title: Annotated[
-        str | None, Option(help="The title; by default what is drawn and the run's name, none in a paper.")
-    ] = None,
+    title: Annotated[str | None, Option(help="By default what is drawn and the run's name; none in a paper.")] = None,
     caption: Annotated[
         bool, Option("--caption", help="Print a LaTeX caption: what is shown, n, and what the bars are.")
     ] = False,
-    axis: Annotated[
-        str, Option(metavar="UNIT", help="Label densities and accuracies as fraction or percent.")
-    ] = "fraction",
+    axis: Annotated[str, Option(metavar="UNIT", help="Densities and accuracies as fraction or percent.")] = "fraction",
     replicate: Replicate = None,
     round: Round = None,
     *,
@@ -149,8 +142,7 @@ def _read(run: Path, kind: str, replicate: int | None, round: int | None, rounds
 def report(
     runs: options.RunPaths,
     out: Annotated[
-        Path | None,
-        Option(help="The page; .html. By default report.html in the first run's folder.", metavar="FILE"),
+        Path | None, Option(help="The .html file; by default report.html in the first run's folder.")
     ] = None,
     tolerance: options.Tolerance = None,
     author: Annotated[str, Option(help="Who made the runs, to be named on the page.")] = "",

@@ -65,14 +65,9 @@ class Power:
     ] = None
     std: Annotated[float | None, Option(min=0, help="Standard deviation of ticket − dense between replicates.")] = None
     pilot: Annotated[
-        Path | None,
-        Option(
-            "--from", metavar="RUN", help="Instead of --std: a run to estimate it from, whose seeds are not used again."
-        ),
+        Path | None, Option("--from", metavar="RUN", help="Instead of --std: a run to estimate it from.")
     ] = None
-    power: Annotated[
-        float, Option(metavar="FRACTION", help="The probability with which the difference is to be shown.")
-    ] = 0.8
+    power: Annotated[float, Option(metavar="FRACTION", help="The probability of showing the difference.")] = 0.8
     tolerance: options.Tolerance = None
 
     def check(self) -> None:
@@ -111,9 +106,7 @@ class Power:
 def plan(
     changed: options.Changed,
     power: Power,
-    no_time: Annotated[
-        bool, Option("--no-time", help="Do not measure how long it takes: start no training at all.")
-    ] = False,
+    no_time: Annotated[bool, Option("--no-time", help="Do not measure the time: start no training.")] = False,
     import_code: options.ImportCode = False,
     *,
     as_data: output.AsData,

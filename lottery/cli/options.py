@@ -45,24 +45,17 @@ Tolerance = Annotated[
 ]
 ImportCode = Annotated[
     bool,
-    Option(
-        "--import-code",
-        help="Import the network that the file or the run names as package.module:function, which runs its code.",
-    ),
+    Option("--import-code", help="Import a network that is named as package.module:function, which runs its code."),
 ]
 CheckpointEvery = Annotated[
     str, Option(metavar="60s|500steps", help="How often to save a network in training; 0s for never.")
 ]
 Workers = Annotated[
     int | None,
-    Option(
-        min=1,
-        help="Number of networks to train at the same time; by default as many as the cores allow, if it pays off.",
-    ),
+    Option(min=1, help="Networks to train at the same time; by default as many as the cores allow, if it pays off."),
 ]
 MaxHours = Annotated[
-    float | None,
-    Option(metavar="HOURS", help="Stop after this time, with exit status 75; the same command resumes."),
+    float | None, Option(metavar="HOURS", help="Stop after this time, with exit status 75; the same command resumes.")
 ]
 
 
@@ -78,8 +71,7 @@ class Changed:
         ),
     ] = None
     overrides: Annotated[
-        list[str] | None,
-        Argument(help="Single values, such as train.num_steps=300.", metavar="[KEY=VALUE]..."),
+        list[str] | None, Argument(help="Single values, such as train.num_steps=300.", metavar="[KEY=VALUE]...")
     ] = None
 
     def read(self) -> tuple[Path | None, dict[str, Any]]:
@@ -101,18 +93,14 @@ class Training:
     """How networks are trained."""
 
     workers: Workers = None
-    on: Annotated[str | None, Option(metavar="|".join(PLACES), help="Where to train; by default on this machine.")] = (
-        None
-    )
+    on: Annotated[str | None, Option(metavar="|".join(PLACES), help="Where to train; by default here.")] = None
     address: Annotated[
         str | None,
         Option(metavar="HOST:PORT", help="Address of the Ray cluster; by default a local one, started if needed."),
     ] = None
     task_cpus: Annotated[int | None, Option(min=1, help="On Ray: processors for each network.")] = None
     task_gpus: Annotated[float | None, Option(min=0, help="On Ray: GPUs for each network.")] = None
-    task_memory: Annotated[str | None, Option(metavar="4GB", help="On Ray: memory for each network, such as 4GB.")] = (
-        None
-    )
+    task_memory: Annotated[str | None, Option(metavar="4GB", help="On Ray: memory for each network.")] = None
     checkpoint_every: CheckpointEvery = "60s"
     max_hours: MaxHours = None
     tensorboard: Annotated[bool, Option(help="Write event files for TensorBoard in the run's folder.")] = True
@@ -146,9 +134,7 @@ class Training:
                     raise LotteryError(f"{option} goes with --on ray alone.")
             return self.workers
         if self.workers is not None:
-            raise LotteryError(
-                "--workers is for processes of this machine; on Ray the cluster decides how many there are."
-            )
+            raise LotteryError("--workers is for processes of this machine; on Ray the cluster decides their number.")
         # Ray reports a node that died in a hundred lines on standard output; our own message takes one.
         os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
         from lottery.executors import ray

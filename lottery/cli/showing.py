@@ -50,11 +50,7 @@ def show(
     tolerance: Tolerance = None,
     long: Annotated[bool, Option("--long", help="All columns, what they mean, and what limits the verdict.")] = False,
     interval: Annotated[
-        str,
-        Option(
-            help="For other seeds on this test set; or two_way, for other test examples too.",
-            metavar="|".join(INTERVALS),
-        ),
+        str, Option(help="For other seeds; or two_way, for other test examples too.", metavar="|".join(INTERVALS))
     ] = SEEDS,
 ) -> None:
     """Show a run's verdict and table; --json and --csv print a row for each trained network.
@@ -156,22 +152,12 @@ def _show_two_way(run: Path, round: int | None, tolerance: float, as_data: outpu
 class Summed:
     """What several runs show together."""
 
-    aggregate: Annotated[
-        bool, Option("--aggregate", help="Sum up runs of several data sets or models: method − dense over all.")
-    ] = False
+    aggregate: Annotated[bool, Option("--aggregate", help="Sum up runs of several data sets or models.")] = False
     density: Annotated[
-        str,
-        Option(
-            help="With --aggregate: at these densities, such as 0.2,0.05; by default at all they share.",
-            metavar="FRACTIONS",
-        ),
+        str, Option(help="With --aggregate: densities, such as 0.2,0.05; by default all shared.", metavar="FRACTIONS")
     ] = ""
     by: Annotated[
-        str,
-        Option(
-            help="With --aggregate: compare tickets at each value of a key, such as prune.criterion, not controls.",
-            metavar="KEY",
-        ),
+        str, Option(help="With --aggregate: compare values of a key (prune.criterion), not controls.", metavar="KEY")
     ] = ""
     out: Annotated[
         Path | None, Option(help="With --aggregate, at one --density: draw performance profiles; png, svg or pdf.")

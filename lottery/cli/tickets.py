@@ -62,9 +62,7 @@ def tickets_show(
     from lottery.tickets.ticket import load
 
     if files.is_folder(file):
-        raise LotteryError(
-            f"{str(file)!r} is a folder, not a ticket file. `lottery tickets ls` lists the tickets of a run."
-        )
+        raise LotteryError(f"{str(file)!r} is a folder, not a ticket file; `lottery tickets ls` lists a run's tickets.")
     ticket = load(file)
     if as_json:
         about = {
@@ -88,12 +86,8 @@ class Choice:
     """A ticket of a run or of a file, and where its data are."""
 
     source: options.Source
-    round: Annotated[
-        str | None, Option(help="Round of a run: a number, best or smallest_matching.", metavar="ROUND")
-    ] = None
-    density: Annotated[
-        float | None, Option(help="Instead of --round: the round of the nearest density.", metavar="FRACTION")
-    ] = None
+    round: Annotated[str | None, Option(help="Of a run: a number, best or smallest_matching.", metavar="ROUND")] = None
+    density: Annotated[float | None, Option(help="Instead of --round: the nearest density.", metavar="FRACTION")] = None
     replicate: Annotated[int, Option(help="Replicate of a run, from 1.")] = 1
     at: Annotated[str, Option(metavar="end|early_stop|budget", help="Which trained weights of a run to take.")] = "end"
     data: Annotated[str, Option(help="A file with the data of the ticket, if they are not found.", metavar="FILE")] = ""
@@ -126,8 +120,7 @@ class Choice:
 def export(
     out: Annotated[Path, Option(help="The file to write; for SavedModel or `all`, a folder.", metavar="FILE")],
     form: Annotated[
-        str,
-        Option("--format", help="A format below, or all; by default the file's ending decides.", metavar="FORMAT"),
+        str, Option("--format", help="A format below, or all; by default the file's ending decides.", metavar="FORMAT")
     ] = "",
     start: Annotated[bool, Option("--start", help="Export the start weights, without the trained weights.")] = False,
     *,

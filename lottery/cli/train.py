@@ -40,8 +40,7 @@ def run(
     changed: options.Changed,
     out: options.Out = Path("runs"),
     smoke: Annotated[
-        bool,
-        Option("--smoke", help="Smoke test: the whole experiment in seconds, on a few steps and random data."),
+        bool, Option("--smoke", help="Smoke test: the whole experiment in seconds, on a few steps and random data.")
     ] = False,
     tolerance: options.Tolerance = None,
     *,
@@ -82,12 +81,9 @@ def run(
 
 
 def sweep(
-    file: Annotated[
-        Path, Argument(help="A TOML file: an experiment with a table [sweep] of lists of values.", metavar="FILE")
-    ],
+    file: Annotated[Path, Argument(help="An experiment with a table [sweep] of lists of values.", metavar="FILE")],
     overrides: Annotated[
-        list[str] | None,
-        Argument(help="Single values, the same for every experiment.", metavar="[KEY=VALUE]..."),
+        list[str] | None, Argument(help="Single values, the same for every experiment.", metavar="[KEY=VALUE]...")
     ] = None,
     out: options.Out = Path("runs"),
     tolerance: options.Tolerance = None,
@@ -148,9 +144,7 @@ def branch(
         list[str] | None,
         Argument(help="For transfer: the other data set, such as data.name=digits.", metavar="[KEY=VALUE]..."),
     ] = None,
-    rounds: Annotated[
-        str, Option(help="Which rounds, such as 7,15; by default every pruned round.", metavar="NUMBERS")
-    ] = "",
+    rounds: Annotated[str, Option(help="Such as 7,15; by default every pruned round.", metavar="NUMBERS")] = "",
     replicate: options.Replicate = None,
     tolerance: options.Tolerance = None,
     *,

@@ -27,10 +27,7 @@ class Again:
     ] = False
     retrain: Annotated[int, Option(min=0, help="Also train so many networks again, chosen at random, and compare.")] = 0
     data: Annotated[
-        str,
-        Option(
-            help="With --recompute or --retrain: a file with the run's data, if they are not found.", metavar="FILE"
-        ),
+        str, Option(help="With --recompute or --retrain: the run's data, if they are not found.", metavar="FILE")
     ] = ""
     import_code: options.ImportCode = False
 

@@ -246,9 +246,7 @@ class _Launch:
         times = times + 1 if before == checkpoints else 1
         self.losses[job] = times, checkpoints
         if times >= LOSSES:
-            return LotteryError(
-                f"{job}: {error} {LOSSES} times without any progress; there may be too little memory for it."
-            )
+            return LotteryError(f"{job}: {error} {LOSSES} times without any progress, perhaps for lack of memory.")
         note = f"{job}: {error}; it starts again from its last checkpoint."
         if times > 1 and self.executor.reduce():
             note += " From now on one network trains at a time."

@@ -35,10 +35,9 @@ class Compacted:
 
     def select(self, x: Any) -> Any:
         """Convert examples for the original model into those for the compacted one: themselves, or a flat choice."""
-        if tuple(x.shape[1:]) != self.unread.shape:
-            raise LotteryError(
-                f"The examples must have shape {self.unread.shape}, as before compaction, not {tuple(x.shape[1:])}."
-            )
+        shape = tuple(x.shape[1:])
+        if shape != self.unread.shape:
+            raise LotteryError(f"The examples must have shape {self.unread.shape}, as before compaction, not {shape}.")
         if self.input_shape == self.unread.shape and self.inputs.size == self.unread.size:
             return x
         return np.asarray(x).reshape(len(x), -1)[:, self.inputs]

@@ -173,12 +173,7 @@ EXPORTS: dict[str, ExportFormat] = {
     "onnx": ExportFormat(onnx, onnx_opened, "model.onnx", single=("inputs",)),
     "npz": ExportFormat(npz, npz_opened, "model.npz"),
     "tfmot": ExportFormat(
-        in_wrappers,
-        in_wrappers_opened,
-        "model-tfmot.keras",
-        zeros_only=True,
-        library="tf_keras",
-        takes_wrappers=True,
+        in_wrappers, in_wrappers_opened, "model-tfmot.keras", zeros_only=True, library="tf_keras", takes_wrappers=True
     ),
 }
 

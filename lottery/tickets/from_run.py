@@ -76,10 +76,7 @@ def contents(
     after = getattr(stored, STEPS[at])
     lacking = [name for name in sorted(names) if name not in before or name not in after]
     if lacking:
-        raise TicketError(
-            f"{str(stored.folder)!r} is damaged: {lacking[0]} is not a variable of its start and of all its trained "
-            "weights."
-        )
+        raise TicketError(f"{str(stored.folder)!r} is damaged: its start or its trained weights lack {lacking[0]}.")
     start = {name: before[name] for name in names}
     trained = {name: after[name] for name in names}
     return Contents(stored.masks, start, trained, about)
@@ -104,9 +101,8 @@ def pick(rows: Table, round: int | str | None = None, density: float | None = No
             raise TicketError(f"density must be a fraction in (0, 1], not {density!r}.")
         return min(stored, key=lambda number: (abs(math.log(stored[number] / density)), number))
     if round is None:
-        raise TicketError(
-            f"A run has many tickets: pass a round ({span}, {' or '.join(map(repr, CHOICES))}) or a density."
-        )
+        rounds = f"{span}, {' or '.join(map(repr, CHOICES))}"
+        raise TicketError(f"A run has many tickets: pass a round ({rounds}) or a density.")
     if round in CHOICES:
         chosen = _chosen(rows)[str(round)]
         if chosen is None:
