@@ -10,7 +10,7 @@ from lottery.cli import options, output
 from lottery.cli.commands import App
 from lottery.errors import LotteryError
 from lottery.formatting import number, percent
-from lottery.text_tables import Table
+from lottery.text_tables import Table, frame
 
 if TYPE_CHECKING:
     from lottery import config
@@ -29,8 +29,7 @@ def ls(as_data: output.AsData) -> None:
     if as_data:
         output.rows(rows, as_data)
         return
-    columns = ("name", "paper", "figure", "data", "model")
-    output.rows([{column: row[column] for column in columns} for row in rows])
+    output.rows(frame(rows, ["name", "paper", "figure", "data", "model"]))
     output.say(
         f"`lottery run` trains {rows[0]['name']}, `lottery run NAME` another. `lottery experiments show NAME` prints "
         "what it reproduces, how long it takes and the numbers to expect."

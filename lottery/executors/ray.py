@@ -360,12 +360,8 @@ def _join(ray: Any, named: str, address: str, on_event: progress.OnEvent) -> Non
     nodes = "1 node" if len(cpus) == 1 else f"{len(cpus)} nodes"
     on_event(progress.Note(f"Joined the Ray cluster at {address}: {nodes}, {sum(cpus):g} CPUs."))
     if not _asks_for_token():
-        on_event(
-            progress.Note(
-                "This Ray cluster asks for no token: whoever can reach its ports can run code on it. To protect it, "
-                "start it with RAY_AUTH_MODE=token."
-            )
-        )
+        warning = "This Ray cluster asks for no token: whoever can reach its ports can run code on it."
+        on_event(progress.Note(f"{warning} To protect it, start it with RAY_AUTH_MODE=token."))
 
 
 def _asks_for_token() -> bool:
@@ -419,12 +415,14 @@ def _resources(asks: Ray, num_threads: int) -> dict[str, float]:
 def _check_room(ray: Any, wanted: Mapping[str, float], on_event: progress.OnEvent) -> None:
     """Raise `LotteryError` unless a node has the resources of a network, or the cluster may add such a node."""
     found = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if any(all(node.get(name, 0) >= amount for name, amount in wanted.items()) for node in found):
-        return
+    for node in found:
+        if all(node.get(name, 0) >= amount for name, amount in wanted.items()):
+            return
     words = {"CPU": "CPUs", "GPU": "GPUs", "memory": "bytes of memory"}
     needed = " and ".join(f"{amount:g} {words[name]}" for name, amount in wanted.items())
-    most = ", ".join(f"{max((node.get(name, 0) for node in found), default=0):g} {words[name]}" for name in wanted)
     if not _grows():
+        highest = {name: max((node.get(name, 0) for node in found), default=0) for name in wanted}
+        most = ", ".join(f"{amount:g} {words[name]}" for name, amount in highest.items())
         raise LotteryError(f"Each network needs {needed}, but no node of the Ray cluster has that; the most is {most}.")
     on_event(progress.Note(f"Each network needs {needed}, which no node has yet; waiting for the cluster to grow."))
 

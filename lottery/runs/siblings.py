@@ -76,10 +76,10 @@ class Siblings:
 
         For the second order the states of random layers are drawn anew, so that dropout leaves out other units.
         """
-        return {
-            name: self.redrawn(order, name, value) if order > 1 and is_generator(name) else value
-            for name, value in state.items()
-        }
+        if order == 1:
+            return dict(state)
+        redrawn = {name: self.redrawn(order, name, value) for name, value in state.items() if is_generator(name)}
+        return {**state, **redrawn}
 
     def redrawn(self, order: int, name: str, value: Any) -> np.ndarray:
         """Draw another state of a generator of random numbers for an order of the data, always the same one."""

@@ -265,10 +265,8 @@ def read_record(folder: Path) -> dict[str, Any]:
     values = files.read_json(path)
     # Before the checksum, which another version may compute in another way.
     if values.get("format") != FORMAT:
-        raise LotteryError(
-            f"{str(path)!r} has format {str(values.get('format'))[:80]}, and this version of lottery reads {FORMAT}; "
-            "install the version that wrote it."
-        )
+        why = f"has format {str(values.get('format'))[:80]}, and this version of lottery reads {FORMAT}"
+        raise LotteryError(f"{str(path)!r} {why}; install the version that wrote it.")
     if values.get("record_sha256") != _digest_of(values):
         raise _damaged(path)
     record = records.of_round(values, path)
@@ -277,7 +275,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     place = round_path(Path(), replicate, index, branch).parts
     if place != folder.parts[-len(place) :]:
         where = f"replicate {replicate}, round {index}, branch {branch}"
-        raise LotteryError(f"{str(path)!r} belongs to {where}; it was moved here.")
+        raise LotteryError(f"{str(path)!r} belongs to {where}; remove its folder, or move it back.")
     return record
 
 

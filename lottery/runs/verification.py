@@ -167,7 +167,7 @@ def _check_start(run: Path, replicate: int, at: int, wanted: str | None) -> None
 
 
 def _check_twice(check: Callable[[], None], advice: str) -> None:
-    """Raise the `LotteryError` of a check, with an advice to delete, only if the check fails again."""
+    """Raise the `LotteryError` of a check, with an advice unless it has its own, only if the check fails again."""
     # A single read may go wrong on a sound disk, and nobody should delete hours of training for that.
     with contextlib.suppress(LotteryError):
         check()
@@ -176,7 +176,7 @@ def _check_twice(check: Callable[[], None], advice: str) -> None:
         check()
     except LotteryError as error:
         text = str(error)
-        raise LotteryError(text if "; delete " in text else f"{text.rstrip('.')}; {advice}.") from None
+        raise LotteryError(text if "; " in text else f"{text.rstrip('.')}; {advice}.") from None
 
 
 def _is_own(experiment: config.Experiment) -> bool:

@@ -81,8 +81,7 @@ def take_apart(model: Any) -> list[Link]:
     shape = tuple(model.inputs[0].shape)[1:]
     if None in shape:
         raise LotteryError(
-            f"The model {model.name!r} takes examples of shape {shape}, which has an open dimension. Build the model "
-            "with the shape of your examples."
+            f"The input {shape} of {model.name!r} has an open dimension; build it for the shape of your data."
         )
     links: list[Link] = []
     has_units = False
@@ -121,8 +120,7 @@ def _effect(model: Any, layer: Any, rank: int, has_units: bool) -> str:
     """Return the effect of a layer, or raise if the layer, or one of its settings, is not known here."""
     if weights.inside(layer) is not layer:
         raise LotteryError(
-            f"The layer {layer.name!r} of the model {model.name!r} is under a pruning wrapper of tfmot; take the "
-            "wrappers out with lottery.enforcement.tfmot.strip first."
+            f"The layer {layer.name!r} is in a wrapper of tfmot; lottery.enforcement.tfmot.strip takes it off."
         )
     name = graph.effect_name(layer)
     why = graph.obstacle(name, graph.settings(layer), has_units) or _own_obstacle(layer, name, rank, has_units)
@@ -181,9 +179,8 @@ def flat_pieces(first: Sequence[Link], segments: Sequence[Segment], inputs: np.n
     start = segments[0].link
     if graph.class_name(start.layer) != "Dense" or len(start.before) != 1:
         raise LotteryError(
-            f"drop_inputs must be False for this model. Its first layer with weights, {start.layer.name!r}, takes "
-            f"examples of shape {start.before}, of which single entries cannot be left out; they are reported as "
-            "unread."
+            f"drop_inputs must be False: the first layer with weights, {start.layer.name!r}, takes examples of shape "
+            f"{start.before}, of which single entries cannot be left out."
         )
     found = []
     for link in first:
@@ -204,10 +201,7 @@ def _flat(link: Link, inputs: np.ndarray) -> Piece:
     if name == "Normalization":
         return copy(layer, axis=-1, mean=chosen(layer.mean).tolist(), variance=chosen(layer.variance).tolist()), []
     if link.effect not in (ENTRYWISE, IDLE) or link.mixes or name.startswith("SpatialDropout"):
-        raise LotteryError(
-            f"drop_inputs must be False for this model. The layer {layer.name!r} before the first weights needs more "
-            "of an example than one entry at a time; unread entries are reported."
-        )
+        raise LotteryError(f"drop_inputs must be False: the layer {layer.name!r} needs more than one entry at a time.")
     # Each entry has a value of its own now, also where a channel or an axis shared one.
     changes: dict[str, Any] = {"BatchNormalization": {"axis": -1}, "PReLU": {"shared_axes": None}}.get(name, {})
     if name == "Rescaling":

@@ -195,9 +195,8 @@ def _check(model: Any, compacted: Compacted) -> None:
     allowed = max(_TOLERANCE.get(layer.compute_dtype, 1e-3) for layer in model.layers)
     if apart > allowed:
         raise LotteryError(
-            f"The compacted model does not compute what {model.name!r} computes: on random inputs, the outputs differ "
-            f"by {apart:.2g} of the largest output, more than {allowed:g}. Use the masked model, and please report "
-            "its layers."
+            f"The compacted model does not compute what {model.name!r} computes: outputs on random inputs differ by "
+            f"{apart:.2g} of the largest, more than {allowed:g}. Use the masked model, and please report its layers."
         )
 
 

@@ -81,9 +81,8 @@ def _converted(model: Any, configure: Callable[[Any], None]) -> bytes:
     for layer in layers:
         if type(layer).__name__ == "LSTM" and is_keras(type(layer), ["tf_keras"]) and not layer.unroll:
             raise LotteryError(
-                f"The model {model.name!r} has the layer {layer.name!r}, an LSTM of tf_keras, whose state TFLite keeps "
-                "from one call to the next; build it with unroll=True, or the network with Keras 3, and use "
-                "ticket.apply(model)."
+                f"The layer {layer.name!r} is an LSTM of tf_keras, whose state TFLite keeps from one call to the next; "
+                "build it with unroll=True, or with Keras 3, and use ticket.apply(model)."
             )
     converter = tf.lite.TFLiteConverter.from_keras_model(model)
     configure(converter)

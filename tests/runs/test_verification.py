@@ -158,6 +158,35 @@ def test_a_folder_that_no_round_has_is_found(small_run, tmp_path, name):
     assert wrong_after(small_run, tmp_path, damage) == {f"replicate 1, {name}": [sentence]}
 
 
+def copied(folder):
+    shutil.copytree(folder, folder.with_name("round-02 (copy)"))
+
+
+def of_a_later_version(folder):
+    record = files.read_json(folder / "round.json") | {"format": 2}
+    files.write_json(folder / "round.json", record)
+
+
+def cut_off(folder):
+    (folder / "weights.safetensors").write_bytes(b"cut off")
+
+
+@pytest.mark.parametrize(
+    ("damage", "advice"),
+    [
+        (copied, "belongs to replicate 1, round 2, branch .*; remove its folder, or move it back\\.$"),
+        (of_a_later_version, "reads 1; install the version that wrote it\\.$"),
+        (cut_off, "; delete '.*round-02' and the rounds after it to train them again\\.$"),
+    ],
+)
+def test_only_what_is_damaged_is_to_be_deleted(small_run, tmp_path, damage, advice):
+    copy = tmp_path / "copy"
+    shutil.copytree(small_run.path, copy)
+    damage(store.round_path(copy, 1, 2))
+    with pytest.raises(LotteryError, match=advice):
+        verification.refuse_damaged(copy, store.read_experiment(copy))
+
+
 def test_names_of_folders_are_printed_without_commands_for_the_terminal(lottery_command, small_run, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(small_run.path, copy)

@@ -480,7 +480,7 @@ def refused(keras):
         "has 1 inputs and 2 outputs": keras.Model(x, [layers.Conv2D(2, 1)(x), layers.Conv2D(2, 1)(x)]),
         "is of a class of its own, Own, ": Own(small, layers.Dense(2)(small)),
         "has no Dense and no convolution": flat(layers.BatchNormalization()),
-        "which has an open dimension": sequential(keras, (None, 3), layers.Conv1D(2, 1)),
+        "has an open dimension": sequential(keras, (None, 3), layers.Conv1D(2, 1)),
         "is not built": keras.Sequential([layers.Dense(2)]),
     }
 
