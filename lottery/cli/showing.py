@@ -157,7 +157,8 @@ class Summed:
         str, Option(help="With --aggregate: densities, such as 0.2,0.05; by default all shared.", metavar="FRACTIONS")
     ] = ""
     by: Annotated[
-        str, Option(help="With --aggregate: compare values of a key (prune.criterion), not controls.", metavar="KEY")
+        str,
+        Option(help="With --aggregate: compare values of a key such as prune.criterion, not controls.", metavar="KEY"),
     ] = ""
     out: Annotated[
         Path | None, Option(help="With --aggregate, at one --density: draw performance profiles; png, svg or pdf.")

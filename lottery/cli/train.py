@@ -81,7 +81,7 @@ def run(
 
 
 def sweep(
-    file: Annotated[Path, Argument(help="An experiment with a table [sweep] of lists of values.", metavar="FILE")],
+    file: Annotated[Path, Argument(help="A TOML experiment with a table [sweep] of lists of values.", metavar="FILE")],
     overrides: Annotated[
         list[str] | None, Argument(help="Single values, the same for every experiment.", metavar="[KEY=VALUE]...")
     ] = None,

@@ -95,10 +95,11 @@ class Siblings:
         if self.round not in store.complete_rounds(self.run, self.replicate):
             return "Its round is not stored, or one before it is not."
         kept = self.pruned.record["sha256"]["masks.safetensors"]
+        missing = self.missing()
         for order, digest in zip(ORDERS, digests, strict=True):
             which = f"The network from step {self.step} with order {order}"
             # Only of a stored network can the record be read.
-            if order in self.missing():
+            if order in missing:
                 return f"{which} is not stored."
             record = self.network(order).record
             if record["sha256"]["masks.safetensors"] != kept:
