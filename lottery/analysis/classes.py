@@ -30,9 +30,9 @@ def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
     wanted = None if rounds is None else set(rounds)
     dense: dict[int, dict[int, float]] = {}
     rows = []
-    for stored in stored_rounds(run):
+    # The dense network is read in any case: others are compared with it.
+    for stored in stored_rounds(run, None if wanted is None else {0, *wanted}):
         is_dense = stored.branch == store.TICKET and not stored.round
-        # The dense network is read in any case: others are compared with it.
         is_wanted = wanted is None or stored.round in wanted
         is_transfer = "data_sha256" in stored.record  # to other classes
         if is_transfer or not (is_dense or is_wanted) or not stored.has(store.PREDICTIONS):

@@ -54,7 +54,7 @@ def test_a_class_that_is_forgotten_is_seen(small_run, tmp_path):
     assert lowest < -0.7
 
 
-def test_networks_without_predictions_have_no_rows_and_the_figure_says_so(small_run, tmp_path):
+def test_networks_without_predictions_have_no_rows_and_the_figure_says_so(small_run, tmp_path, lottery_command):
     copy = tmp_path / small_run.path.name
     shutil.copytree(small_run.path, copy)
     for stored in list(stored_rounds(copy)):
@@ -66,3 +66,8 @@ def test_networks_without_predictions_have_no_rows_and_the_figure_says_so(small_
     assert found.empty and list(found.columns) == list(classes.COLUMNS)
     with pytest.raises(classes.NothingToDraw, match="no pruned round has predictions"):
         plots.drawn(found, "classes")
+    for words, reason in (
+        (("analyze", "classes"), "have no predictions of classes"),
+        (("plot", "--kind", "classes"), "no pruned round has predictions"),
+    ):
+        assert reason in lottery_command(*words, copy, "--round", 1).stderr  # and not that round 1 is not stored
