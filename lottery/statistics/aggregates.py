@@ -148,7 +148,7 @@ def notes(found: Table) -> list[str]:
         num = min(map(len, complete.values()))
         for task, replicates in complete.items():
             incomplete = set(part.loc[part["task"] == task, "replicate"]) - set(replicates)
-            reasons = {"which lack a method": incomplete, f"because another task has only {num}": replicates[num:]}
+            reasons = {"which a method lacks": incomplete, f"because another task has only {num}": replicates[num:]}
             for why, left_out in reasons.items():
                 if left_out:
                     what = f"{ranges(left_out, 'replicate')} of {task}, {why}"

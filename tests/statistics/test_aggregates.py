@@ -98,7 +98,7 @@ def test_tasks_count_alike_and_what_is_left_out_is_named():
     assert line["replicates"] == 2 and line["iqm"] == pytest.approx(aggregates.interquartile_mean(X[None, :2])[0])
     assert aggregates.notes(short) == [
         "Left out: replicates 3, 4 of task 0, because another task has only 2.",
-        "Left out: replicates 3, 4 of task 1, which lack a method.",
+        "Left out: replicates 3, 4 of task 1, which a method lacks.",
         "Left out: replicates 3, 4 of task 2, because another task has only 2.",
     ]
     assert aggregates.notes(scores) == []
