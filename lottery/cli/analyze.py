@@ -123,7 +123,7 @@ def connectivity(
 
 def overlap(
     runs: options.RunPaths,
-    round: Round = None,
+    round: Annotated[int | None, Option(help="The round; by default the last that all replicates have.")] = None,
     matched: Annotated[
         bool, Option("--matched", help="Also after matching hidden units by permutation; for chains of layers.")
     ] = False,
@@ -138,7 +138,7 @@ def overlap(
     from lottery.analysis import ANALYSES, overlaps
 
     analysis = ANALYSES["overlap"]
-    chosen = plots.last_common_round(runs[0]) if round is None else round
+    chosen = min(plots.last_common_round(run) for run in runs) if round is None else round
     found = analysis.table(runs, chosen, matched=matched)
     if as_data:
         output.rows(found, as_data)

@@ -1,5 +1,7 @@
+import csv
 import itertools
 import math
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -262,6 +264,13 @@ def test_the_table_of_several_runs(tmp_path, small_run):
         overlaps.table([one, other], 4)
     with pytest.raises(LotteryError, match="Only masks of the same network can be compared"):
         overlaps.table([one, small_run.path], 0)
+
+
+def test_the_command_takes_the_last_round_of_all_runs(small_run, tmp_path, lottery_command):
+    shorter = tmp_path / "shorter"
+    shutil.copytree(small_run.path, shorter, ignore=shutil.ignore_patterns("round-03"))
+    done = lottery_command("analyze", "overlap", small_run.path, shorter, "--csv")
+    assert {row["round"] for row in csv.DictReader(done.stdout.splitlines())} == {"2"}, done.stderr
 
 
 def test_a_real_run(small_run):
