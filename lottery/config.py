@@ -43,7 +43,7 @@ class Run(Section):
     """Replicates, seed, controls, and how masks are enforced."""
 
     num_replicates: Annotated[int, Field(ge=1, le=MOST_REPLICATES)] = 5
-    seed: Annotated[int, Field(ge=0, le=2**127)] = 0  # a float holds it, too
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0  # the largest integer of TOML
     controls: tuple[Annotated[str, one_of("run.controls", branches.controls)], ...] = Field(default=(), strict=False)
     control_rounds: Literal["all"] | Annotated[tuple[Natural, ...], Field(strict=False)] = ALL
     enforcement: Annotated[str, one_of("run.enforcement", ENFORCEMENTS, also=is_given)] = "constraint"

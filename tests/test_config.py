@@ -141,6 +141,7 @@ def test_overrides_are_toml_and_else_strings():
         ("prune.scope=local", "prune.scope must be 'layerwise' or 'global', not 'local'"),
         ("train.num_steps=0", "train.num_steps must be greater than or equal to 1.*not 0"),
         ("train.num_steps=ten", "train.num_steps must be a valid integer.*not 'ten'"),
+        ("run.seed=9223372036854775808", "run.seed must be less than or equal to 9223372036854775807"),
         ("train.num_steps=true", "train.num_steps must be .*not True"),
         ("train.learning_rate=-1", "train.learning_rate must be .*not -1"),
         ("train.learning_rate={a=1}", "a table needs the name of a class"),
