@@ -66,18 +66,25 @@ def carry_out(
         }
         session = dataclasses.replace(session, on_event=progress.tallied(session.on_event, spans))
     with contextlib.ExitStack() as stack:
-        num_jobs = len(jobs) - len(copies)
-        executor = _executor(stack, recipes, spans, num_jobs, session, dict(prepared or {}))
+        most = _most_at_once([job for job in jobs if job not in copies])
+        executor = _executor(stack, recipes, spans, most, session, dict(prepared or {}))
         if executor.max_workers != 1:  # one after the other they are trained in the order in which they are listed
             jobs = scheduler.by_priority(jobs)
         scheduler.launch(jobs, executor, session.on_event, session.should_stop, copies, copy)
+
+
+def _most_at_once(jobs: Sequence[Job]) -> int:
+    """Count how many of the networks could train at the same time: the rounds of a replicate follow each other."""
+    rounds = [job for job in jobs if job.network.branch == store.TICKET]
+    chains = {(job.run, job.network.replicate) for job in rounds}
+    return len(chains) + len(jobs) - len(rounds)
 
 
 def _executor(
     stack: contextlib.ExitStack,
     recipes: Mapping[Path, Recipe],
     spans: Spans,
-    num_jobs: int,
+    most_at_once: int,
     session: "Session",
     prepared: dict[Path, Prepared],
 ) -> Executor:
@@ -93,7 +100,7 @@ def _executor(
         workers = 1 if _trains_best_alone(recipes, spans, prepared) else loky.cpu_count() // most
         hint = " (change with --workers)"
     # A process more would open the model and the data for nothing.
-    workers = min(workers, num_jobs)
+    workers = min(workers, most_at_once)
     if workers > 1:
         each = "one thread" if most == 1 else f"{most} threads"
         session.note(f"Training {workers} networks in parallel, {each} each{hint}.")

@@ -166,3 +166,12 @@ def test_numbers_of_workers(tmp_path):
         with pytest.raises(LotteryError, match=f"workers must be a whole number from 1, None or a Ray, not {wrong!r}"):
             lottery.run(TABLES, model=build, data=arrays(), out=tmp_path, workers=wrong, on_event=progress.silent)
     assert not list(tmp_path.iterdir())
+
+
+def test_rounds_of_a_single_replicate_train_in_one_process(tmp_path):
+    """Each waits for the one before, so a second process would have nothing to do."""
+    tables = TABLES | {"run": {"num_replicates": 1, "controls": [], "control_rounds": []}}
+    said = []
+    lottery.run(tables, model=build, data=arrays(), out=tmp_path, workers=2, on_event=said.append)
+    notes = [event.text for event in said if isinstance(event, progress.Note)]
+    assert notes and not [note for note in notes if "in parallel" in note]
