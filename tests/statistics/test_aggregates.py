@@ -105,7 +105,7 @@ def test_tasks_count_alike_and_what_is_left_out_is_named():
     # Of several densities, those are named at which they are left out.
     denser = scores.assign(at=0.5, density=0.5)
     assert aggregates.notes(pd.concat([denser, short]))[1] == (
-        "Left out at density 10 %: replicates 3, 4 of task 1, which lack a method."
+        "Left out at density 10 %: replicates 3, 4 of task 1, which a method lacks."
     )
 
 
