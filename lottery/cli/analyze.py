@@ -51,13 +51,15 @@ def _printing(name: str, analysis: "Analysis") -> Callable[..., None]:
         *,
         as_data: output.AsData,
     ) -> None:
-        rows = options.selected(analysis.table(run), replicate, round)
+        rows = analysis.table(run)
+        # Before a round is selected: where there are no rows, it would be said not to be stored.
         if rows.empty:
             from lottery.runs.stored import stored_rounds
 
             has_rounds = next(stored_rounds(run), None) is not None
             none_yet = f"No round of {str(run)!r} is complete yet."
             raise LotteryError(analysis.missing if has_rounds and analysis.missing else none_yet)
+        rows = options.selected(rows, replicate, round)
         if as_data or every:
             output.rows(rows, as_data)
             return

@@ -135,6 +135,8 @@ def _read(run: Path, kind: str, replicate: int | None, round: int | None, rounds
     if not rounds and round is not None:
         rounds = [round]
     table = plots.read(run, kind, round=round, rounds=rounds)
+    if table.empty:  # the figure says why
+        return table
     reads_a_round = "round" in inspect.signature(plots.kinds()[kind].table).parameters
     return options.selected(table, replicate, None if reads_a_round else round)
 

@@ -152,16 +152,15 @@ def numbers(option: str, words: str, kind: type = int, example: str = "numbers, 
 
 
 def selected(rows: Any, replicate: int | None, round: int | None) -> Any:
-    """Select the rows of one replicate, one round, or both; it is an error if other rows alone are there."""
-    if rows.empty:  # whoever shows them says why
-        return rows
+    """Select the rows of one replicate, one round, or both; it is an error if there are none."""
     for column, wanted in (("replicate", replicate), ("round", round)):
         if wanted is None:
             continue
         if column not in rows:
             raise LotteryError(f"--{column} cannot be used here: each row is of several replicates.")
         if wanted not in set(rows[column]):
-            raise LotteryError(f"--{column} {wanted} is not stored. The run has {sorted(set(rows[column]))}.")
+            stored = sorted(set(rows[column])) or "none yet"
+            raise LotteryError(f"--{column} {wanted} is not stored. The run has {stored}.")
         rows = rows[rows[column] == wanted]
     return rows
 

@@ -229,6 +229,8 @@ def test_a_run_without_a_round_is_shown_as_such(lottery, small_run, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(small_run.path, copy, ignore=shutil.ignore_patterns("replicate-*"))
     assert "No round" in lottery("show", copy).stdout
+    for words in (("--round", 2), ("--round", 2, "--json"), ("--replicate", 2, "--csv")):
+        assert f"{words[0]} 2 is not stored. The run has none yet." in refused(lottery("show", copy, *words))
     assert "0 of 8 networks are stored" in lottery("verify", copy).stdout
     assert "no round is complete yet" in refused(lottery("plot", copy))
 
