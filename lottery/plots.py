@@ -14,7 +14,7 @@ from lottery.analysis import ANALYSES
 from lottery.errors import LotteryError, missing, unknown
 from lottery.figures import layout, sheets
 from lottery.figures import style as styles
-from lottery.figures.record import Analysis
+from lottery.figures.record import Analysis, NothingToDraw
 from lottery.runs import store
 from lottery.text_tables import Table
 
@@ -166,5 +166,6 @@ def _last_rounds(run: Path) -> list[int]:
     """List the last complete round of each replicate that has any."""
     complete = [store.complete_rounds(run, number) for number in store.replicates(run, store.read_experiment(run))]
     lasts = [rounds[-1] for rounds in complete if rounds]
-    styles.check(lasts)
+    if not lasts:
+        raise NothingToDraw(f"No round of {str(run)!r} is complete yet.")
     return lasts

@@ -233,6 +233,8 @@ def test_a_run_without_a_round_is_shown_as_such(lottery, small_run, tmp_path):
         assert f"{words[0]} 2 is not stored. The run has none yet." in refused(lottery("show", copy, *words))
     assert "0 of 8 networks are stored" in lottery("verify", copy).stdout
     assert "no round is complete yet" in refused(lottery("plot", copy))
+    for words in (("analyze", "overlap", small_run.path), ("plot", "--kind", "inputs")):
+        assert f"No round of {str(copy)!r} is complete yet." in refused(lottery(*words, copy))
 
 
 def test_verify_exits_with_1_and_names_the_file(lottery, small_run, tmp_path):
