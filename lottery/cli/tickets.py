@@ -203,13 +203,17 @@ def _exported(
 
 def _paths(out: Path, form: str) -> dict[str, Path]:
     """The file of each format, checked before anything is loaded."""
+    from lottery import files
+
+    with files.readable_errors(out):  # its name may be too long
+        is_there, is_folder = out.exists(), out.is_dir()
     names = _names()
     if form and form not in (*names, EVERY):
         raise unknown("--format", form, (*names, EVERY))
     # Of formats with the same ending, the first is meant.
     endings = {Path(file).suffix: name for name, file in reversed(names.items())}
     if form == EVERY:
-        if out.exists() and not out.is_dir():
+        if is_there and not is_folder:
             raise LotteryError(f"--out must be a folder when all formats are written, not the file {str(out)!r}.")
         return {name: out / file for name, file in names.items()}
     if not form and out.suffix not in endings:
@@ -219,6 +223,8 @@ def _paths(out: Path, form: str) -> dict[str, Path]:
     wanted = Path(names[form]).suffix
     if wanted and out.suffix != wanted:
         raise LotteryError(f"--out must be a file that ends in {wanted} for {form}, not {str(out)!r}.")
+    if wanted and is_folder:
+        raise LotteryError(f"--out must be a file, not the folder {str(out)!r}.")
     return {form: out}
 
 

@@ -266,6 +266,7 @@ def test_a_strangers_words_are_only_shown(lottery, file, tmp_path, monkeypatch, 
         ),
         (("export", "RUN", "--round", "1", "--density", "0.5", "--out", "a.keras"), "Pass round or density, not both"),
         (("export", "a" * 300, "--out", "a.keras"), "File name too long"),
+        (("export", "RUN", "--round", "1", "--out", "a" * 300 + ".npz"), "cannot be written: File name too long"),
         (("tickets", "show", "RUN"), "is a folder, not a ticket file"),
         (("compact", "RUN", "--round", "1", "--out", "a.h5"), "must be a file that ends in .keras"),
         (("tickets", "show", "RUN/experiment.toml"), "is not a ticket file that can be trusted"),
@@ -279,6 +280,13 @@ def test_bad_input_is_one_sentence(lottery, small_run, tmp_path, monkeypatch, wo
     last = err.strip().splitlines()[-1]
     assert status == 2 and out == "" and last.startswith("lottery: ") and message in last, err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["a.safetensors", "a.npz"])
+def test_a_folder_in_place_of_the_file_is_refused_before_the_ticket_is_loaded(lottery, tmp_path, name):
+    (tmp_path / name).mkdir()
+    status, out, err = lottery("export", "nowhere", "--out", tmp_path / name)
+    assert status == 2 and f"--out must be a file, not the folder {str(tmp_path / name)!r}." in err
 
 
 def test_what_reads_tickets_never_imports_tensorflow(small_run, file, tmp_path):
