@@ -1,6 +1,7 @@
 """Every checksum and every invariant of a run, computed again from its files."""
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -176,7 +177,9 @@ def _check_twice(check: Callable[[], None], advice: str) -> None:
         check()
     except LotteryError as error:
         text = str(error)
-        raise LotteryError(text if "; " in text else f"{text.rstrip('.')}; {advice}.") from None
+        # A path in it may be of any name.
+        has_advice = "; " in re.sub("'.*?'", "", text)
+        raise LotteryError(text if has_advice else f"{text.rstrip('.')}; {advice}.") from None
 
 
 def _is_own(experiment: config.Experiment) -> bool:

@@ -171,16 +171,21 @@ def cut_off(folder):
     (folder / "weights.safetensors").write_bytes(b"cut off")
 
 
+def without_masks(folder):
+    (folder / "masks.safetensors").unlink()
+
+
 @pytest.mark.parametrize(
     ("damage", "advice"),
     [
         (copied, "belongs to replicate 1, round 2, branch .*; remove its folder, or move it back\\.$"),
         (of_a_later_version, "reads 1; install the version that wrote it\\.$"),
         (cut_off, "; delete '.*round-02' and the rounds after it to train them again\\.$"),
+        (without_masks, "; delete '.*round-02' and the rounds after it to train them again\\.$"),
     ],
 )
 def test_only_what_is_damaged_is_to_be_deleted(small_run, tmp_path, damage, advice):
-    copy = tmp_path / "copy"
+    copy = tmp_path / "copy; of a run"
     shutil.copytree(small_run.path, copy)
     damage(store.round_path(copy, 1, 2))
     with pytest.raises(LotteryError, match=advice):
