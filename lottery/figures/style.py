@@ -245,13 +245,7 @@ def band(ax: Any, x: Any, part: Table, look: BranchStyle, label: str, **options:
     step = {"steps-post": "post"}.get(options.get("drawstyle", ""))
     ax.plot(x, part["mean"], color=color, marker=marker, label=label, **options)
     if part["replicates"].max() > 1:
-        shade = {"color": color, "alpha": 0.15, "linewidth": 0, "step": step}
-        ax.fill_between(x, part["low"], part["high"], label=band_label(label), **shade)
-
-
-def band_label(label: str) -> str:
-    """Name the band of a line with this label, by which the report finds it; no legend shows the name."""
-    return f"_band of {label}"
+        ax.fill_between(x, part["low"], part["high"], color=color, alpha=0.15, linewidth=0, step=step)
 
 
 def by_round(points: Table) -> Iterator[tuple[str, Table, BranchStyle]]:
@@ -330,12 +324,8 @@ def plain(axis: Any) -> None:
     axis.set_minor_formatter("")
 
 
-# Black and white of texts on coloured cells, which stay where a page is dark. It turns all other black to white.
-ON_CELLS = DARK, LIGHT = "#010101", "#ffffff"
-
-
 def contrasting(color: Any) -> str:
-    """Return `DARK` or `LIGHT`, the one that is readable on a colour (red, green, blue in [0, 1])."""
+    """Return black or white, the one that is readable on a colour (red, green, blue in [0, 1])."""
     # The weights are those of luma in ITU-R BT.601.
     red, green, blue = color[:3]
-    return DARK if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else LIGHT
+    return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from lottery import plots
@@ -16,6 +17,7 @@ MOST = 150_000  # counts of the first layer on a page, of at most four character
 _DOTS = 72  # units of an SVG to the inch
 _WIDTH = 5.6  # inches: letters can be read in one column of a phone, and in two of a desktop
 _NAMED = re.compile(r"var\(--c-([0-9a-f]{6})\)")
+_ON_CELL = "#010101"  # black that stays black in the dark, on a coloured cell
 
 
 class Figure(NamedTuple):
@@ -73,6 +75,10 @@ def _side_by_side(runs: Sequence[ReportedRun], measured: str, are_all: bool) -> 
 def figure(table: Any, kind: str, **options: Any) -> Figure:
     """Draw the table of a kind of figure for a page; options and errors are those of `lottery.plots.drawn`."""
     drawing = plots.drawn(table, kind, width=_WIDTH, **options)
+    for ax in drawing.axes:
+        for text in ax.texts:
+            if text.get_color() == "black" and any(_is_on_cell(text, image) for image in ax.images):
+                text.set_color(_ON_CELL)
     for ground in (drawing, *drawing.axes):
         ground.patch.set_visible(False)  # the page's own shows
     with_cells = any(ax.images for ax in drawing.axes)
@@ -184,22 +190,25 @@ def _panel(ax: Any, around: Any) -> dict[str, Any]:
 
 def _lines(ax: Any) -> Iterator[tuple[str, Any, dict[float, tuple[float, float]]]]:
     """Yield the name of each line with data on both axes, the line, and the ends of its bars or its band by x."""
+    from matplotlib.colors import to_rgb
+
     for container in ax.containers:
         line, _, bars = getattr(container, "lines", (None, (), ()))
         if line is not None:
             segments = [segment for bar in bars for segment in bar.get_segments() if len(segment)]  # some have no bar
             yield container.get_label(), line, {segment[0][0]: tuple(segment[:, 1]) for segment in segments}
-    # Matplotlib does not know which band belongs to a line, so `style.band` labels it.
-    bands = {collection.get_label(): collection for collection in ax.collections}
     for line in ax.lines:
         # A line across the whole panel, as of dense, has places in data on one axis only.
         if line.get_label().startswith("_") or not all(line.get_transform().contains_branch_seperately(ax.transData)):
             continue
-        name = line.get_label()
-        band = bands.get(style.band_label(name))
-        # In steps, a band has two pairs of ends at each place.
-        in_steps = line.get_drawstyle() != "default"
-        yield name, line, {} if band is None or in_steps else _ends(band)
+        # Matplotlib does not say which band belongs to a line, as in a figure of the user's own: it has the colour of
+        # the line, and its ends are around the points. In steps, a band has two pairs of ends at each place.
+        some = ax.collections if line.get_drawstyle() == "default" else ()
+        color = to_rgb(line.get_color())
+        bands = [_ends(band) for band in some if any(tuple(face[:3]) == color for face in band.get_facecolor())]
+        points = line.get_xydata()
+        around = (ends for ends in bands if all(x in ends and ends[x][0] <= y <= ends[x][1] for x, y in points))
+        yield line.get_label(), line, next(around, {})
 
 
 def _ends(band: Any) -> dict[float, tuple[float, float]]:
@@ -212,10 +221,22 @@ def _ends(band: Any) -> dict[float, tuple[float, float]]:
     return ends
 
 
+def _is_on_cell(text: Any, image: Any) -> bool:
+    """Return True if a text stands on a coloured cell of an image, not beside it or on an empty one."""
+    import numpy as np
+
+    x, y = text.get_transform().transform(text.get_position())
+    if not image.get_window_extent().contains(x, y):
+        return False
+    value = image.get_cursor_data(SimpleNamespace(x=x, y=y))  # as below the mouse
+    return value is not None and value is not np.ma.masked
+
+
 def _recolored(svg: str, with_cells: bool) -> str:
     """Replace colours by names that a page gives one colour in the light and another in the dark.
 
-    Those of `style.contrasting` stay, as the cells below them do: in a figure with cells, all but texts and grey lines.
+    Texts on cells stay, which are white or `_ON_CELL`; in a figure with cells all colours but those of other texts and
+    grey lines.
     """
 
     def named(element: re.Match[str]) -> str:
@@ -225,7 +246,7 @@ def _recolored(svg: str, with_cells: bool) -> str:
             what, color = found[1], found[2].lower()
             stays = with_cells and (what == "fill" or not _is_grey(color))
             if is_text:
-                stays = f"#{color}" in style.ON_CELLS
+                stays = color in ("ffffff", _ON_CELL[1:])
             return found[0] if stays else f"{what}: var(--c-{color})"
 
         return re.sub(r"\b(fill|stroke): #([0-9a-fA-F]{6})\b", name, element[0])

@@ -365,7 +365,7 @@ def test_the_command_draws_for_papers_and_prints_a_caption_alone(small_run, tmp_
 def test_the_last_common_round_is_of_the_replicates_that_have_begun(small_run, tmp_path):
     for name in ("experiment.toml", "environment.json"):
         (tmp_path / name).write_bytes((small_run.path / name).read_bytes())
-    with pytest.raises(LotteryError, match="no round is complete"):
+    with pytest.raises(LotteryError, match="No round of .* is complete yet"):
         plots.last_common_round(tmp_path)
     for replicate, num in ((2, 3), (1, 2)):
         for index in range(num):
@@ -614,7 +614,7 @@ def test_overlaps_say_what_chance_would_give(matched, value, chance, rng):
     assert WEIGHTS[1] in caption and ("after matching" in caption) == matched
     with pytest.raises(LotteryError, match="matched=True"):
         plots.overlap(table.assign(matched_overlap=np.nan), axes(), matched=True)
-    assert style.contrasting((1, 1, 0.2)) == style.DARK and style.contrasting((0, 0, 0.4)) == style.LIGHT
+    assert style.contrasting((1, 1, 0.2)) == "black" and style.contrasting((0, 0, 0.4)) == "white"
 
 
 def test_degrees_are_cumulative_fractions(rng):

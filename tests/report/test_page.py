@@ -13,9 +13,10 @@ import pandas as pd
 import pytest
 
 from lottery import config, formatting
-from lottery.analysis import inputs
+from lottery.analysis import ANALYSES, inputs
 from lottery.errors import LotteryError
 from lottery.figures import style
+from lottery.figures.record import Analysis
 from lottery.report import checklist, figures, reported, tables
 from lottery.report.page import render, write
 from lottery.runs import store
@@ -509,3 +510,25 @@ def test_items_of_several_runs_name_the_run_they_are_about(small_run):
     assert not item.done and item.how.startswith("short: not two replicates")
     both = made(small_run, label="other", rows=one.rows[one.rows["round"] < 3])
     assert checklist.checked([one, both])[4].how.startswith(f"{one.label}: 3 densities below 1")
+
+
+def test_a_figure_of_the_users_own_keeps_black_on_its_cells_and_the_ends_of_its_bands(monkeypatch):
+    def cells(table, ax):
+        ax.imshow([[0.0, 1.0], [1.0, np.nan]])
+        for x, y, text in ((0, 0, "full"), (1, 1, "empty"), (0, -0.7, "above")):
+            ax.text(x, y, text, color="black")
+        return ax
+
+    def band(table, ax):
+        ax.plot([0, 1], [1, 2], color="C1", label="mine")
+        ax.fill_between([0, 1], [0, 1], [2, 3], color="C1", alpha=0.2)
+        return ax
+
+    rows = pd.DataFrame({"a": [1]})
+    for name, draw in (("cells", cells), ("band", band)):
+        monkeypatch.setitem(ANALYSES, name, Analysis(lambda run: rows, draw, "My own."))
+    drawn = figures.figure(rows, "cells").svg
+    stays = {text: "#010101" in style for style, text in re.findall(r"<text([^>]*)>(full|empty|above)<", drawn)}
+    assert stays == {"full": True, "empty": False, "above": False}
+    (panel,) = figures.figure(rows, "band").panels
+    assert [point[3:] for point in panel["lines"][0]["points"]] == [[1, 0, 2], [2, 1, 3]]
