@@ -267,8 +267,9 @@ def given(data: Any, settings: Data) -> Splits | Streams:
         return splits
     # The value alone does not tell if somebody has asked for it.
     if "validation" not in settings.model_fields_set:
-        # The default number is for MNIST. What has no length is refused below, in a sentence.
-        tenth = max(1, (settings.num_examples or operator.length_hint(parts[0])) // 10)
+        # The default number is for MNIST. It stays where there is no length, as of a tf.Variable or a single number.
+        length = operator.length_hint(parts[0], 10 * settings.validation)
+        tenth = max(1, (settings.num_examples or length) // 10)
         settings = settings.model_copy(update={"validation": min(settings.validation, tenth)})
     return split(dict(zip(KEYS, parts, strict=True)), settings)
 

@@ -313,6 +313,14 @@ def test_data_without_an_axis_of_examples_are_refused():
         data.given((np.array(1.0),) * 4, data.Data(name="given"))
 
 
+def test_arrays_without_a_length_keep_the_default_number_of_validation_examples():
+    """As a tf.Variable, which NumPy can read, and Python cannot ask for its length."""
+    import tensorflow as tf
+
+    x, y = tf.Variable(tf.zeros((6000, 2))), np.arange(6000) % 2
+    assert len(data.given((x, y, x, y), data.Data(name="given")).validation) == data.Data().validation == 5000
+
+
 def test_a_cache_with_other_arrays_is_not_believed(generated, pinned, cache):
     """Whole as a file, and with a checksum of its own, but its arrays are not those of the checksum in the code."""
     data.load(MNIST1D)
