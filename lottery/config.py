@@ -29,6 +29,7 @@ from lottery.training.settings import OF_COMPILING, Train
 ALL = "all"  # rounds get controls
 MOST_BYTES = 1_000_000  # of an experiment file
 MOST_THREADS = 10_000
+MOST_SEED = 2**63 - 1  # the largest integer of TOML, and of NumPy, in which TensorBoard's settings are written
 
 
 def _file_name(value: str) -> str:
@@ -43,7 +44,7 @@ class Run(Section):
     """Replicates, seed, controls, and how masks are enforced."""
 
     num_replicates: Annotated[int, Field(ge=1, le=MOST_REPLICATES)] = 5
-    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0  # the largest integer of TOML
+    seed: Annotated[int, Field(ge=0, le=2**127)] = 0  # `load` takes up to `MOST_SEED`; earlier runs may have more
     controls: tuple[Annotated[str, one_of("run.controls", branches.controls)], ...] = Field(default=(), strict=False)
     control_rounds: Literal["all"] | Annotated[tuple[Natural, ...], Field(strict=False)] = ALL
     enforcement: Annotated[str, one_of("run.enforcement", ENFORCEMENTS, also=is_given)] = "constraint"
@@ -114,7 +115,9 @@ def load(
     else:
         tables = source if isinstance(source, Mapping) else read(Path(source))
     experiment = validated(merged(_plain(tables), _plain(overrides or {})))
-    # Fairness is asked here alone: what a run was stored with can always be read.
+    # Asked here alone: what a run was stored with can always be read.
+    if experiment.run.seed > MOST_SEED:
+        raise LotteryError(f"run.seed must be less than or equal to {MOST_SEED}, not {experiment.run.seed}.")
     _check_fair(experiment)
     return experiment
 
@@ -122,7 +125,7 @@ def load(
 def validated(tables: Mapping[str, Any]) -> Experiment:
     """Check the tables of an experiment, and fill in every default, or raise a `LotteryError`.
 
-    Unlike `load`, this accepts what a run may have that was stored before it was seen to be unfair.
+    Unlike `load`, this accepts what runs of earlier versions may have: unfair controls, and larger seeds.
     """
     if (text := _unprintable(tables)) is not None:
         raise LotteryError(f"The experiment must have printable characters only, not the text {text[:80]!r}.")

@@ -215,6 +215,11 @@ def test_control_rounds_of_another_type_are_refused_beside_fewer_rounds(rounds):
         config.load(tables, {"prune": {"num_rounds": 2}})
 
 
+def test_a_run_with_a_larger_seed_of_an_earlier_version_can_be_read(tmp_path):
+    stored = config.dump(config.Experiment(run=config.Run(seed=2**100)))
+    assert config.validated(config.parsed(tmp_path, stored.encode())).run.seed == 2**100
+
+
 def test_a_key_that_is_no_text_is_refused():
     with pytest.raises(LotteryError, match=r"Unknown key '1' in \[prune\]"):
         config.load({}, {"prune": {1: 2}})
