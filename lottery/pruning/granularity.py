@@ -103,7 +103,8 @@ class _Pooled(Groups):
 
     def _sizes(self, name: str) -> np.ndarray:
         """Count the entries of each group, which may be fewer at the border of a matrix."""
-        whole = {weight: np.ones(shape, bool) for weight, shape in self.weights.items()}
+        # Views of a single element: those of the other weights are not read, and take no time.
+        whole = {weight: np.broadcast_to(True, shape) for weight, shape in self.weights.items()}
         return self._members(name, whole, False).sum(axis=0)
 
     def pool(self, scores: Scores, masks: Masks, is_mean: bool) -> Scores:
