@@ -125,7 +125,7 @@ class Run:
         reading = {key: options[key] for key in ("rounds", "round", "matched") if key in options}
         table = plots.read(self.path, kind, **reading)
         of_table = reading.keys() - set(plots.options_of(kind))
-        return plots.drawn(table, kind, **{key: options[key] for key in options.keys() - of_table})
+        return plots.drawn(table, kind, **{key: options[key] for key in options if key not in of_table})
 
     def report(self, out: str | Path, tolerance: float | None = None, author: str = "") -> Path:
         """Write the HTML page about this run, and return its path; see `lottery.report.write`."""
