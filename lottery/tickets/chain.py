@@ -81,7 +81,7 @@ def take_apart(model: Any) -> list[Link]:
     shape = tuple(model.inputs[0].shape)[1:]
     if None in shape:
         raise LotteryError(
-            f"The input {shape} of {model.name!r} has an open dimension; build it for the shape of your data."
+            f"The input {shape} of {model.name!r} has an open dimension; build the model for the shape of your data."
         )
     links: list[Link] = []
     has_units = False

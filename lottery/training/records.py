@@ -65,7 +65,9 @@ def loss_and_accuracy(logs: Logs, what: str) -> tuple[float, float]:
         raise LotteryError(f"The model reports {', '.join(logs) or 'nothing'}, but no 'loss'; a loss is needed.")
     loss = float(logs["loss"])
     if not math.isfinite(loss):
-        raise LotteryError(f"The {what} is {loss}; try a lower learning rate.")
+        # Arrays are checked when they are passed, a stream is not.
+        advice = "try a lower learning rate, and check that a tf.data.Dataset yields finite numbers"
+        raise LotteryError(f"The {what} is {loss}; {advice}.")
     name = accuracy_among(logs)
     return loss, float(logs[name]) if name else math.nan
 
