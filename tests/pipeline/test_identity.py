@@ -827,7 +827,7 @@ def test_transfer_refuses_another_model_and_takes_the_same(tmp_path):
     other_data = (2 * x, y, 2 * x_test, y_test)
     own, wrong = functional(residual), functional(lambda x: L.Dense(3)(L.Dense(8, "sigmoid")(x) + x))
     run = go(own, tmp_path)
-    with pytest.raises(LotteryError, match="The model or a function differs from that of"):
+    with pytest.raises(LotteryError, match="The model differs from that of"):
         run.branch("transfer", [1], model=wrong.model, data=other_data, on_event=quietly)
     assert set(run.table()["branch"]) == {"ticket"}
     events, rate = [], {"train": {"learning_rate": 0.01}}

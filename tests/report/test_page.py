@@ -167,7 +167,7 @@ def test_several_runs_side_by_side(small_run, tmp_path, undrawn):
     outline = outlined(text)
     assert len(outline.ids) == len(set(outline.ids)) and outline.fetched == []
     assert text.count("Every value that was used") == 2  # a run that is named twice is there once
-    assert "with 7 of 8 networks trained" in text
+    assert "With 7 of 8 networks trained so far" in text
     assert text.index("Side by side") < text.index("At the same densities")
 
 
