@@ -18,7 +18,7 @@ OF_OPTIMIZERS = {
 }  # fmt: skip
 OF_LOSSES = {
     "label_smoothing": (0,), "ignore_class": (None,), "axis": (-1,),
-    "reduction": ("sum_over_batch_size", "mean_with_sample_weight", "auto"),
+    "reduction": ("sum_over_batch_size", "mean_with_sample_weight", "auto"), "dtype": ("float32", "float64"),
 }  # fmt: skip
 # The variance's least addend in TensorFlow's fused normalisation, which tf_keras uses for images.
 LEAST_EPSILON = 1.001e-5
@@ -218,6 +218,11 @@ def calls(model: Any) -> list[graph.LayerCall]:
         _refuse(layer, {"is called more than once": any(layer is other for other in layers)})
         _check_call(call)
         layers.append(layer)
+    for layer in model.layers:
+        # In tf_keras (2.21), a loss or a metric that was added to the model is a layer that leads to no output.
+        _refuse(layer, {f"is a layer of type {type(layer).__name__}": not any(layer is other for other in layers)})
+    if getattr(model, "_callable_losses", None):  # of tf_keras, too
+        raise Obstacle("the model has a loss of its own")
     if not any(type(layer).__name__ == "Dense" or hasattr(layer, "kernel_size") for layer in layers):
         raise Obstacle("the model has no dense layer and no convolution")
     return found
@@ -233,13 +238,16 @@ def _refuse(layer: Any, reasons: Mapping[str, Any]) -> None:
 def _check_call(call: graph.LayerCall) -> None:
     """Raise `Obstacle` if a layer of any class has what the engine does not compute."""
     layer = call.layer
-    if not call.inputs:
+    if not call.inputs:  # an InputLayer, to whose type Keras casts the examples
+        kind = getattr(call.outputs[0].dtype, "name", call.outputs[0].dtype)  # of tf_keras, or its name in Keras 3
+        _refuse(layer, {f"takes examples of type {kind}": kind not in ("float32", "float64")})
         return
     _, *others = call.arguments.items()  # the first is the input
     given = [name for name, value in others if value is not None]
     # Of tf_keras: the losses of regularisers, which are made with the variables, and of `add_loss`.
     of_regularisers = [name for name, value in vars(layer).items() if name.endswith("_regularizer") and value]
     reasons = {
+        f"computes in {layer.compute_dtype}": str(layer.compute_dtype) != "float32",
         f"is called with the argument {''.join(given[:1])}": given,
         "has channels first": getattr(layer, "data_format", None) not in (None, "channels_last"),
         "has a regulariser of its outputs": getattr(layer, "activity_regularizer", None) is not None,
@@ -345,7 +353,6 @@ def _weights(layer: Any, reader: _Reader, kernel: Any, word: str) -> dict[str, A
         "is frozen, or has other variables": not all_trained,
         "has a regulariser of its bias": _regulariser(layer, layer.bias, "bias") is not None,
         f"has the regulariser {type(own).__name__}": not is_known,
-        f"computes in {layer.compute_dtype}": str(layer.compute_dtype) != "float32",
     }
     _refuse(layer, reasons)
     return {
@@ -391,12 +398,12 @@ def _normalisation(reader: _Reader, call: graph.LayerCall, shape: tuple[int, ...
     regularisers = [_regulariser(layer, getattr(layer, word), word) for word in ("gamma", "beta")]
     reasons = {
         "normalises along another axis than the last": axis not in (-1, len(shape)),
-        "is frozen": len(layer.trainable_variables) != layer.scale + layer.center,
+        # One that is frozen normalises by its moving statistics, also if it has no variables to train.
+        "is frozen": not layer.trainable or len(layer.trainable_variables) != layer.scale + layer.center,
         "renormalises, or divides the batch": (
             getattr(layer, "renorm", False) or getattr(layer, "virtual_batch_size", None)
         ),
         "has a regulariser": any(own is not None for own in regularisers),
-        f"computes in {layer.compute_dtype}": str(layer.compute_dtype) != "float32",
     }
     _refuse(layer, reasons)
     names, is_fused = reader.names, bool(getattr(layer, "fused", False))
@@ -458,16 +465,39 @@ _READ: dict[str, Callable[[_Reader, graph.LayerCall, tuple[int, ...]], int]] = {
 
 def _loss(model: Any, activation: str, kernels: Any) -> tuple[str, str, float]:
     """Name the loss, the last activation that is left to compute, and the threshold between two classes."""
-    compiled: Any = model.loss
-    own: Any = compiled[0] if isinstance(compiled, (list, tuple)) and len(compiled) == 1 else compiled
+    name, of_logits = _compiled_loss(model, kernels)
+    is_binary = name == "binary_crossentropy"
+    if name == "mean_squared_error" or of_logits:
+        if activation == "softmax" or (is_binary and activation == "sigmoid"):
+            raise Obstacle(f"the loss {name} takes the outputs of a {activation} for other than probabilities")
+        return name, activation, 0.5
+    if activation == ("sigmoid" if is_binary else "softmax"):
+        # Keras, too, then computes the loss from what goes into the activation, if the loss gets what comes out of it.
+        if graph.facts_of(graph.class_name(graph.calls(model)[-1].layer)).keeps_order:
+            raise Obstacle(f"a layer changes the shape of what comes out of the {activation}")
+        return name, "linear", 0.0
+    if is_binary and activation != "softmax":
+        library = "" if keras_of(model).__name__ == "keras" else ", tf_keras"
+        return f"{name} of probabilities{library}", activation, 0.5
+    raise Obstacle(f"the loss takes the outputs of a layer with {activation} for probabilities")
+
+
+def _compiled_loss(model: Any, kernels: Any) -> tuple[str, bool]:
+    """Name the loss that a model was compiled with, and check if it takes logits."""
+    own: Any = model.loss
+    if isinstance(own, (list, tuple)) and len(own) == 1:
+        own = own[0]
     if isinstance(own, str):
+        if own.lower() in ("crossentropy", "ce"):  # Keras 3.15 chooses one of three by the shapes of a batch
+            raise Obstacle(f"the loss is {own}")
         own = keras_of(model).losses.get(own)
-    settings = own.get_config() if hasattr(own, "get_config") else {}
     function = getattr(own, "fn", own)
     name = getattr(function, "__name__", type(own).__name__)
     is_own = hasattr(own, "fn") and not is_keras(type(own))  # a class that derives from Keras', and may do anything
     if is_own or not is_keras(function) or name not in kernels.LOSSES:
         raise Obstacle(f"the loss is {name}")
+    settings = own.get_config() if hasattr(own, "get_config") else {}
+    settings["dtype"] = getattr(own, "dtype", "float32")  # of Keras 3, which leaves it out of the configuration
     for key, known in OF_LOSSES.items():
         if settings.get(key, known[0]) not in known:
             raise Obstacle(f"the loss has {key} {settings[key]}")
@@ -476,17 +506,7 @@ def _loss(model: Any, activation: str, kernels: Any) -> tuple[str, str, float]:
     holder = getattr(model, "_compile_loss", None) or getattr(model, "compiled_loss", None)
     if getattr(holder, "_user_loss_weights", None) is not None:
         raise Obstacle("the loss has weights")
-    if name == "mean_squared_error" or settings.get("from_logits"):
-        is_sigmoid = name == "binary_crossentropy" and activation == "sigmoid"
-        if activation == "softmax" or is_sigmoid:
-            raise Obstacle(f"the loss {name} takes the outputs of a {activation} for other than probabilities")
-        return name, activation, 0.5
-    if activation == ("sigmoid" if name == "binary_crossentropy" else "softmax"):
-        return name, "linear", 0.0  # Keras, too, then computes the loss from what goes into the activation
-    if name == "binary_crossentropy" and activation != "softmax":
-        library = "" if keras_of(model).__name__ == "keras" else ", tf_keras"
-        return f"{name} of probabilities{library}", activation, 0.5
-    raise Obstacle(f"the loss takes the outputs of a layer with {activation} for probabilities")
+    return name, bool(settings.get("from_logits"))
 
 
 def _has_accuracy(model: Any, loss: str) -> bool:
@@ -494,8 +514,9 @@ def _has_accuracy(model: Any, loss: str) -> bool:
     holder = getattr(model, "_compile_metrics", None) or getattr(model, "compiled_metrics", None)
     names = [metric.name for metric in getattr(holder, "metrics", None) or [] if metric is not None]
     names += [name for name in model.metrics_names if name not in ("loss", "compile_metrics")]
-    of_several = loss.startswith("binary") and model.output_shape[-1] > 1
-    if set(names) - {"accuracy", "acc"} or (names and (loss == "mean_squared_error" or of_several)):
+    # Keras compares classes where there are several outputs, and one output with a threshold, whatever the loss.
+    fits = loss != "mean_squared_error" and loss.startswith("binary") == (model.output_shape[-1] == 1)
+    if set(names) - {"accuracy", "acc"} or (names and not fits):
         raise Obstacle(f"the model measures {', '.join(dict.fromkeys(names))}")
     chosen = [getattr(holder, name, None) for name in ("_user_metrics", "_user_weighted_metrics")]
     for metric in tf.nest.flatten(chosen):

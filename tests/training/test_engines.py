@@ -267,7 +267,24 @@ def without_decay_of_biases(library):
     return model
 
 
+def of_examples(kind):
+    def build(library):
+        keras = importlib.import_module(library)
+        model = keras.Sequential([keras.layers.InputLayer((6,), dtype=kind), last(keras)])
+        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return model
+
+    return build
+
+
 OBSTACLES = {
+    "is frozen: without variables to train": built(
+        lambda keras: keras.layers.BatchNormalization(scale=False, center=False, trainable=False), last
+    ),
+    "activation computes in float16": built(lambda keras: keras.layers.Activation("tanh", dtype="float16"), last),
+    "takes examples of type int32": of_examples("int32"),
+    "a layer changes the shape of what comes out of the softmax": built(last, lambda keras: keras.layers.Reshape((3,))),
+    "the model measures accuracy: of one output": built(lambda keras: keras.layers.Dense(1, "softmax")),
     "has a regulariser of its outputs": built(lambda keras: keras.layers.ReLU(activity_regularizer="l2"), last),
     "is called with the argument training": normalised_at_inference,
     "flatten has channels first": built(
@@ -384,6 +401,39 @@ def test_losses_that_are_added_to_a_layer_of_tf_keras_are_seen():
     for model in own, late:
         with pytest.raises(reading.Obstacle, match="a loss of its own, or a regulariser that came after its variables"):
             reading.read(model)
+
+
+def test_losses_that_are_added_to_a_model_of_tf_keras_are_seen():
+    import tf_keras
+
+    own, of_outputs = network("tf_keras", optimizer="adam"), network("tf_keras")
+    own.add_loss(lambda: 1.0)
+    of_outputs.add_loss(tf_keras.backend.sum(of_outputs.layers[0].output))
+    of_outputs.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    for model, why in (own, "the model has a loss of its own"), (of_outputs, "is a layer of type TFOpLambda"):
+        with pytest.raises(reading.Obstacle, match=why):
+            reading.read(model)
+
+
+def test_losses_that_keras_3_chooses_by_the_shapes_or_computes_in_another_type():
+    import keras
+
+    half = keras.losses.SparseCategoricalCrossentropy(dtype="float16")
+    for loss, why in (
+        ("crossentropy", "the loss is crossentropy"),
+        ("CE", "the loss is CE"),
+        (half, "has dtype float16"),
+    ):
+        with pytest.raises(reading.Obstacle, match=why):
+            reading.read(network("keras", optimizer="adam", loss=loss))
+
+
+def test_labels_that_are_no_whole_numbers_are_left_to_the_compiled_loop(monkeypatch):
+    """Keras takes 1.4 for 1."""
+    monkeypatch.setattr(engines, "LEAST_WORK", 1)
+    x, y, *test = toy_arrays(np.random.default_rng(1))
+    splits = data.given((x, y + 0.4, *test), data.Data(name="given", validation=50))
+    assert "some labels are no whole numbers" in str(trainer(engine="auto", splits=splits).network)
 
 
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
