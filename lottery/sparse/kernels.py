@@ -340,7 +340,7 @@ def _copy(values: Any, source: Any, target: Any, block: int, channel: int, adds:
 # --- and what stands in its place, the compiler makes stores of some lanes, which are slow. NaN stays NaN in all.
 
 _0, _LEAK, _HALF, _1, _2, _6, _15 = (np.float32(number) for number in (0, 0.2, 0.5, 1, 2, 6, 15))
-_INFINITE = np.float32(np.inf)
+_INFINITE, _LARGEST = np.float32(np.inf), np.float32(88)  # the last, nearly, whose exponential is finite
 _LOG2_E, _LN2_HIGH, _LN2_LOW = np.float32(math.log2(math.e)), np.float32(0.693359375), np.float32(-2.12194440e-4)
 _TERMS = tuple(np.float32(1 / math.factorial(power)) for power in range(8))
 _SELU, _SELU_ALPHA = np.float32(1.0507009873554805), np.float32(1.0507009873554805 * 1.6732632423543772)
@@ -356,7 +356,7 @@ def _between(x: Any, low: Any, high: Any) -> Any:
 @_compiled
 def _reduced(x: Any) -> Any:
     """Return 2**n and e**r - 1, with e**x = 2**n e**r and r near 0: without a call, so that loops become vectors."""
-    x = _between(x, np.float32(-87), np.float32(88))
+    x = _between(x, np.float32(-87), _LARGEST)
     n = math.floor(x * _LOG2_E + _HALF)
     r = (x - n * _LN2_HIGH) - n * _LN2_LOW
     rest = _TERMS[7]
@@ -436,7 +436,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "softplus": _elementwise(lambda z: (_0 if z <= _0 else z) + math.log1p(_exp(-abs(z))), lambda z, a: -_expm1(-a)),
     "tanh": _elementwise(_tanh.py_func, lambda z, a: _1 - a * a),
     "sigmoid": _elementwise(_logistic.py_func, lambda z, a: a * (_1 - a)),
-    "exponential": _elementwise(_exp.py_func, lambda z, a: a),
+    "exponential": _elementwise(lambda z: _INFINITE if z > _LARGEST else _exp(z), lambda z, a: a),
     "silu": _elementwise(lambda z: z * _logistic(z), lambda z, a: _logistic(z) * (_1 + z - a), needs_input=True),
     "gelu": _elementwise(
         lambda z: z * _normal_below(z),

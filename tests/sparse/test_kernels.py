@@ -65,6 +65,14 @@ def test_nan_stays_nan(name):
     assert np.isnan(outputs).all()
 
 
+def test_an_exponential_that_is_too_large_is_infinite():
+    """And the training that diverged is noticed."""
+    outputs, _ = activated(
+        kernels.ACTIVATIONS["exponential"], np.repeat([87, 90, np.inf, -np.inf], 16).astype(np.float32)
+    )
+    assert np.isfinite(outputs[:16]).all() and np.isinf(outputs[16:48]).all() and (outputs[48:] < 1e-37).all()
+
+
 @pytest.mark.parametrize("num", [1, 7, 64])
 @pytest.mark.parametrize("name", kernels.LOSSES)
 def test_losses_their_gradients_and_accuracies(name, num, rng):
