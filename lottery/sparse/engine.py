@@ -139,7 +139,7 @@ class Engine:
         return self._labels.reshape(-1).astype(kind), self._evaluated("test")[1].astype(kind)
 
     def _evaluated(self, part: str) -> tuple[Logs, np.ndarray]:
-        num, num_lanes = len(self._splits[part].x), self._memory.live.size
+        num, num_lanes = len(self._splits[part].x), self._packer.num_blocks * kernels.WIDTH
         positions = np.full((-(-num // num_lanes), num_lanes), -1, np.int32)
         positions.reshape(-1)[:num] = np.arange(num)
         batches = kernels.Batches(positions, _no_crops((), 0)(len(positions)), np.empty((0, 1), np.float32))
@@ -171,8 +171,7 @@ class Engine:
         return found
 
     def _new_memory(self) -> kernels.Memory:
-        layout, num_blocks = self._layout, self._packer.num_blocks
-        a, d = self._values
+        layout, (a, d) = self._layout, self._values
         num_targets = self._splits["train"].targets.shape[1]
         return kernels.Memory(
             a=a,
@@ -180,9 +179,7 @@ class Engine:
             values=np.zeros(len(layout.offsets), np.float32),
             cells=_aligned(layout.num_cells),
             channels=np.zeros((layout.num_channels, kernels.NUM_SUMS)),
-            scratch=np.zeros(max(2, layout.tensors["width"].max()) * kernels.WIDTH, np.float32),
-            live=np.zeros((num_blocks, kernels.WIDTH), np.float32),
-            targets=np.zeros((num_blocks, num_targets, kernels.WIDTH), np.float32),
+            targets=np.zeros((self._packer.num_blocks, num_targets, kernels.WIDTH), np.float32),
             gradients=np.zeros_like(self._state.parameters),
         )
 

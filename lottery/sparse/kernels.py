@@ -667,8 +667,6 @@ class Memory(NamedTuple):
     values: np.ndarray  # float32, of each weight in each list
     cells: np.ndarray  # float32, see `_tile_of_gradients`
     channels: np.ndarray  # float64, sums of each normalised channel, see `_FROM`
-    scratch: np.ndarray  # float32, two vectors at least, and the longest row of an image
-    live: np.ndarray  # float32, (blocks, lanes), 1 where there is an example
     targets: np.ndarray  # float32, (blocks, targets, lanes)
     gradients: np.ndarray  # float32, of the parameters
 
@@ -716,11 +714,13 @@ def _prefetch_channels(pass_: Any, row: int, array: Any, start: int) -> None:
 
 
 @_compiled
-def _outputs(
-    layout: Any, memory: Any, pass_: Any, values: Any, read: Any, written: Any, bias: Any, adds: Any, first: int,
-    last: int,
-) -> None:  # fmt: skip
-    """Write the outputs of a pass, from a tensor to another of the same array."""
+def _outputs(layout: Any, memory: Any, parameters: Any, operation: Any, number: int, first: int, last: int) -> None:
+    """Write what a pass of a layer makes of some blocks: the first its outputs, others the gradients of its inputs."""
+    pass_, is_forward = layout.passes[number], number == operation.first_pass
+    values = memory.a if is_forward else memory.d
+    read = layout.tensors[operation.source if is_forward else operation.target]
+    written = layout.tensors[operation.target if is_forward else operation.source]
+    has_bias, adds = is_forward and operation.bias >= 0, not is_forward and operation.source_adds != 0
     for block in range(first, first + 1 if pass_.is_wide else last):  # the tiles of a wide pass are of all blocks
         read_block, write_block = read.start + block * read.block, written.start + block * written.block
         for tile in range(pass_.first_tiles, pass_.last_tile):
@@ -730,16 +730,17 @@ def _outputs(
                 list_of_row = pass_.first_begin + chunk * pass_.rows
                 for row in range(pass_.rows):
                     begin, end = layout.begin[list_of_row + row], layout.begin[list_of_row + row + 1]
+                    target = write_block + layout.targets[pass_.first_targets + row]
                     if chunk == 0 and not pass_.is_wide:
-                        _prefetch(values, write_block + following[2] + layout.targets[pass_.first_targets + row])
+                        _prefetch(values, target + following[2])
                         _prefetch_channels(pass_, row, values, read_block + following[1])
                     is_added = adds or chunk > 0
                     if begin == end and is_added:
                         continue
                     _tile_of_outputs(
                         memory.values, layout.offsets, begin, end, form, values, read_block + read_at,
-                        pass_.source_group, values, write_block + write_at + layout.targets[pass_.first_targets + row],
-                        pass_.target_group, pass_.step, bias[row] if bias.size else _0, is_added,
+                        pass_.source_group, values, target + write_at, pass_.target_group, pass_.step,
+                        parameters[operation.bias + row] if has_bias else _0, is_added,
                     )  # fmt: skip
 
 
@@ -773,7 +774,7 @@ def _gradients(layout: Any, memory: Any, operation: Any, first: int, last: int) 
                         pass_.source_group, memory.d, made_block + made_at + layout.targets[pass_.first_targets + row],
                         pass_.target_group, first_cell, operation.is_single != 0,
                     )  # fmt: skip
-    if last == len(memory.live):
+    if last == len(memory.targets):
         begin = layout.begin[pass_.first_begin]
         for number in range(num_weights):
             cell = operation.cells + number * size
@@ -781,34 +782,36 @@ def _gradients(layout: Any, memory: Any, operation: Any, first: int, last: int) 
                 memory.cells[cell] if operation.is_single else _sum_of(memory.cells, cell)
             )
     if operation.bias >= 0:
-        lanes = memory.scratch[: 2 * WIDTH]
-        for block in range(first, last):
-            for channel in range(made.channels):
-                if operation.is_single:
-                    at = made.start + block * made.block + channel * made.plane
-                    memory.gradients[operation.bias + channel] += _sum_of(memory.d, at)
-                    continue
-                _set(lanes, _0)
-                for row in range(made.height):
-                    slopes = _row(memory.d, made, block, channel, row)
-                    _add_products(slopes, _0, slopes, _0, made.width, lanes)
-                memory.gradients[operation.bias + channel] += _sum_of(lanes, 0)
+        _gradients_of_biases(memory, operation, made, first, last)
+
+
+@_compiled
+def _gradients_of_biases(memory: Any, operation: Any, made: Any, first: int, last: int) -> None:
+    """Add up the gradients of each channel of outputs over some blocks."""
+    lanes = np.empty(2 * WIDTH, np.float32)
+    for block in range(first, last):
+        for channel in range(made.channels):
+            if operation.is_single:
+                at = made.start + block * made.block + channel * made.plane
+                memory.gradients[operation.bias + channel] += _sum_of(memory.d, at)
+                continue
+            _set(lanes, _0)
+            for row in range(made.height):
+                slopes = _row(memory.d, made, block, channel, row)
+                _add_products(slopes, _0, slopes, _0, made.width, lanes)
+            memory.gradients[operation.bias + channel] += _sum_of(lanes, 0)
 
 
 @_inlined
 def _linear(layout: Any, memory: Any, parameters: Any, operation: Any, first: int, last: int, is_forward: Any) -> None:
     """Compute the outputs of a layer over some blocks; or backward the gradients of its weights and its inputs."""
-    pass_, nothing = layout.passes[operation.first_pass], parameters[:0]
-    source, target = layout.tensors[operation.source], layout.tensors[operation.target]
     if is_forward:
-        bias = parameters[operation.bias : operation.bias + pass_.rows] if operation.bias >= 0 else nothing
-        _outputs(layout, memory, pass_, memory.a, source, target, bias, _NO, first, last)
+        _outputs(layout, memory, parameters, operation, operation.first_pass, first, last)
         return
     _gradients(layout, memory, operation, first, last)
     if operation.source_needed:
-        adds = operation.source_adds != 0
         for number in range(operation.first_pass + 1, operation.last_pass):
-            _outputs(layout, memory, layout.passes[number], memory.d, target, source, nothing, adds, first, last)
+            _outputs(layout, memory, parameters, operation, number, first, last)
 
 
 # --- Operations on a channel of a block, forward or backward. They go row by row: the zeros around an image stay.
@@ -864,7 +867,7 @@ def _pooling(layout: Any, memory: Any, operation: Any, block: int, channel: int,
     """Backward, give the gradient of a mean to all values in equal shares, and of a maximum to the first of it."""
     image, pooled, a, d = layout.tensors[operation.source], layout.tensors[operation.target], memory.a, memory.d
     is_mean, step = operation.function == 1, operation.right * WIDTH
-    left_over = memory.scratch[: pooled.width * WIDTH]
+    left_over = np.empty(pooled.width * WIDTH, np.float32)
     if not is_forward and not operation.source_needed:
         return
     if not is_forward and not operation.source_adds:
@@ -906,17 +909,16 @@ NUM_SUMS = 5
 
 
 @_compiled
-def _moments(layout: Any, memory: Any, operation: Any, block: int, channel: int, is_forward: Any) -> None:
+def _moments(layout: Any, memory: Any, operation: Any, num: int, block: int, channel: int, is_forward: Any) -> None:
     """Add a block's part to the two sums of a channel."""
     x, z = layout.tensors[operation.source], layout.tensors[operation.target]
-    sums, lanes = memory.channels[operation.channel + channel], memory.scratch[: 2 * WIDTH]
+    sums, lanes = memory.channels[operation.channel + channel], np.zeros(2 * WIDTH, np.float32)
     if block == 0:
         sums[_TOTAL], sums[_PRODUCT] = 0.0, 0.0
         if is_forward:
             sums[_FROM] = _row(memory.a, x, block, channel, 0)[0]
     origin = np.float32(sums[_FROM] if is_forward else sums[_MEAN])
     scale = 1.0 if is_forward else sums[_INVERSE]
-    _set(lanes, _0)
     for row in range(x.height):
         values = _row(memory.a, x, block, channel, row)
         if is_forward:
@@ -924,7 +926,7 @@ def _moments(layout: Any, memory: Any, operation: Any, block: int, channel: int,
         else:
             _add_products(_row(memory.d, z, block, channel, row), _0, values, origin, x.width, lanes)
     for lane in range(WIDTH):
-        if memory.live[block, lane]:
+        if block * WIDTH + lane < num:
             sums[_TOTAL] += lanes[lane]
             sums[_PRODUCT] += lanes[WIDTH + lane] * scale
 
@@ -992,7 +994,7 @@ def _normalise_backward(
         else:
             for i in range(target.size):
                 target[i] = slopes[i] * factor + ((values[i] - mean) * slope + shift)
-        if block == len(memory.live) - 1:
+        if block == len(memory.targets) - 1:
             for lane in range(num % WIDTH or WIDTH, WIDTH):  # without an example
                 for place in range(lane, target.size, WIDTH):
                     target[place] = _0
@@ -1007,10 +1009,9 @@ def _fill(layout: Any, memory: Any, examples: Any, positions: Any, num: int, cro
     image, x = layout.tensors[0], examples.x.reshape(-1)
     scale, first = np.empty(WIDTH, np.float32), np.empty(WIDTH, np.int64)
     moved = np.zeros((WIDTH, 3), np.int64)  # down, right, and the direction of columns
-    for block in range(memory.live.shape[0]):
+    for block in range(memory.targets.shape[0]):
         for lane in range(WIDTH):
             number = block * WIDTH + lane
-            memory.live[block, lane] = _1 if number < num else _0
             number = number if number < num else 0
             position = positions[number]
             if crops.size:
@@ -1052,7 +1053,7 @@ def _operate(
         _pooling(layout, memory, operation, block, channel, is_forward)
     elif (operation.kind == MOMENTS) == is_forward:  # backward, the second half of a normalisation comes first
         if is_training:
-            _moments(layout, memory, operation, block, channel, is_forward)
+            _moments(layout, memory, operation, num, block, channel, is_forward)
     elif is_forward:
         _normalise(layout, memory, state, operation, num, block, channel, is_training)
     else:
@@ -1067,7 +1068,7 @@ def _in_turn(first: int, last: int, is_forward: Any) -> Any:
 @_compiled
 def _propagate(layout: Any, memory: Any, state: Any, num: int, is_training: Any, is_forward: Any) -> None:
     """Compute the values of all tensors for a batch; or backward, from those of the outputs, all gradients."""
-    num_blocks = memory.live.shape[0]
+    num_blocks = memory.targets.shape[0]
     for phase in _in_turn(0, len(layout.phases), is_forward):
         begin, end, size = layout.phases[phase]
         for first in range(0, num_blocks, size):
@@ -1111,7 +1112,7 @@ def _loss(layout: Any, memory: Any, num: int, positions: Any, classes: Any) -> t
     outputs = layout.tensors[layout.output]
     size, best, most = outputs.channels * WIDTH, np.empty(WIDTH, np.int64), np.empty(WIDTH, np.float32)
     loss, right = 0.0, 0.0
-    for block in range(memory.live.shape[0]):
+    for block in range(memory.targets.shape[0]):
         left = min(num - block * WIDTH, WIDTH)
         at = outputs.start + block * outputs.block
         a = memory.a[at : at + size].reshape(outputs.channels, WIDTH)
