@@ -606,8 +606,7 @@ for _name, _function in LOSSES.items():
 
 # --- Networks.
 
-KINDS = ("Linear", "Activation", "Moments", "Normalisation", "Pooling")
-LINEAR, ACTIVATION, MOMENTS, NORMALISATION, POOLING = range(len(KINDS))
+LINEAR, ACTIVATION, MOMENTS, NORMALISATION, POOLING = range(5)  # kinds of operations
 
 
 def _columns(integers: str, singles: str = "", doubles: str = "") -> np.dtype:

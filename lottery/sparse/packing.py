@@ -15,7 +15,7 @@ neighbours in a row, and, where a row is shorter, the same places of following r
 tile reads does not fit into the first cache, the list is divided into chunks of channels.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,14 +116,69 @@ class Packer:
             yield np.concatenate([before, after])
 
 
-@dataclass
+@dataclass(frozen=True)
 class _List:
-    """The weights of a pass, in no order yet; one entry each."""
+    """The weights of a pass, in no order yet; one entry each, but for `targets`."""
 
-    row: np.ndarray  # which output it is of
-    channel: np.ndarray  # which channel it reads
+    targets: np.ndarray  # where each row is written, which is a channel
+    row: np.ndarray  # that an entry adds to
+    channel: np.ndarray  # that it reads; 0 for all, where channels cannot be divided into chunks
     offset: np.ndarray  # where it reads
     place: np.ndarray  # among the parameters
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """The positions of a pass, with what it reads and writes at each."""
+
+    source: Place
+    target: Place
+    grid: Pair  # how many rows and columns of positions
+    window: Pair  # that is read at each position
+    is_wide: bool  # takes all blocks at once
+    steps: Pair = (1, 1)  # between positions, in the source
+    target_steps: Pair = (1, 1)
+
+    @property
+    def groups(self) -> Pair:
+        """From one group of a tile to the next, in source and target: a block, or a row."""
+        if self.is_wide:
+            return self.source.block, self.target.block
+        return self.source.row * self.steps[0], self.target.row * self.target_steps[0]
+
+    def num_chunks(self, num_channels: int) -> int:
+        """Divide channels so that, of one part of them, the window of a tile fits into the first cache."""
+        size = next(size for size in kernels.STEPS if size <= self.grid[1] or size == 1)
+        columns = (size - 1) * self.steps[1] + self.window[1]
+        rows = (TILE // size - 1) * self.steps[0] + self.window[0]
+        if self.is_wide:
+            rows = TILE // size * self.window[0]
+        most = max(1, WINDOW_BYTES // (rows * columns * WIDTH * 4))
+        return -(-num_channels // most)
+
+    def tiles(self, num_blocks: int) -> np.ndarray:
+        """List the tiles: the form of each, and where it reads and writes, from the corner of a block."""
+        height, width = self.grid
+        # A wide tile takes the same row of blocks that follow each other, others take rows of one block.
+        num_outer, num_inner = (height, num_blocks) if self.is_wide else (1, height)
+        found: list[tuple[int, int, int]] = []
+        column = 0
+        for size, known in kernels.STEPS.items():
+            step = 1 if size == 1 else self.steps[1]
+            while step in known and column + size <= width:
+                for outer in range(num_outer):
+                    inner = 0
+                    while inner < num_inner:
+                        most = min(TILE // size, num_inner - inner)
+                        groups = next(groups for groups in kernels.STEPS if groups <= most)
+                        block, row = (inner, outer) if self.is_wide else (0, inner)
+                        reads = self.source.at(0, row * self.steps[0], column * self.steps[1])
+                        writes = self.target.at(0, row * self.target_steps[0], column * self.target_steps[1])
+                        form = kernels.FORMS.index((size, groups, step))
+                        found.append((form, block * self.source.block + reads, block * self.target.block + writes))
+                        inner += groups
+                column += size
+        return np.array(found, np.int64).reshape(-1, 3)
 
 
 class Packing:
@@ -216,33 +271,28 @@ class Packing:
 
     def _operation(self, operation: Operation) -> dict[str, Any]:
         """Describe an operation by numbers."""
-        # Terms and padding are activations without a function; padding writes into an image inside another.
-        kind = Activation if isinstance(operation, (Term, Padding)) else type(operation)
-        described = {
-            "kind": kernels.KINDS.index(kind.__name__), "source": operation.source, "target": operation.target,
-            "function": -1,
+        kind, describe = _KINDS[type(operation)]
+        described = {"kind": kind, "source": operation.source, "target": operation.target, "function": -1}
+        return described | describe(self, operation)
+
+    def _moments(self, operation: Moments) -> dict[str, Any]:
+        return {
+            "gamma": self._at(operation.gamma), "beta": self._at(operation.beta), "channel": self.num_channels,
+            "epsilon": operation.epsilon, "stays": operation.momentum, "moves": 1 - operation.momentum,
+            "is_unbiased": operation.is_unbiased,
         }  # fmt: skip
-        if isinstance(operation, Linear):
-            described |= self._linear(operation)
-        elif isinstance(operation, Activation):
-            described |= {"function": [*kernels.ACTIVATIONS].index(operation.name)}
-        elif isinstance(operation, Term):
-            described |= {"adds": int(operation.adds)}
-        elif isinstance(operation, Moments):
-            described |= {
-                "gamma": self._at(operation.gamma), "beta": self._at(operation.beta), "channel": self.num_channels,
-                "epsilon": operation.epsilon, "stays": operation.momentum, "moves": 1 - operation.momentum,
-                "is_unbiased": operation.is_unbiased,
-            }  # fmt: skip
-            if isinstance(operation, Normalisation):  # the halves share their channels
-                self.num_channels += self.network.tensors[operation.source].channels
-        elif isinstance(operation, Pooling):
-            described |= {
-                "function": ("max", "mean").index(operation.name), "height": operation.window[0],
-                "width": operation.window[1], "down": operation.strides[0], "right": operation.strides[1],
-                "top": operation.before[0], "left": operation.before[1],
-            }  # fmt: skip
+
+    def _normalisation(self, operation: Normalisation) -> dict[str, Any]:
+        described = self._moments(operation)  # the halves share their channels
+        self.num_channels += self.network.tensors[operation.source].channels
         return described
+
+    def _pooling(self, operation: Pooling) -> dict[str, Any]:
+        return {
+            "function": ("max", "mean").index(operation.name), "height": operation.window[0],
+            "width": operation.window[1], "down": operation.strides[0], "right": operation.strides[1],
+            "top": operation.before[0], "left": operation.before[1],
+        }  # fmt: skip
 
     def _at(self, name: str | None) -> int:
         return -1 if name is None else self.first[name]
@@ -262,37 +312,40 @@ class Packing:
                 operation["source_adds"] = int(operation["source"] in written)
                 written.add(operation["source"])
 
-    # --- Passes.
+    # --- Layers with weights, and their passes.
 
     def _linear(self, operation: Linear) -> dict[str, Any]:
         """Make the passes of a layer: its outputs, and the gradients of its inputs."""
-        is_wide = self.packer.is_wide(operation)
         source, target = (self.packer.places[number] for number in (operation.source, operation.target))
         taken, made = (self.network.tensors[number] for number in (operation.source, operation.target))
-        first, shape, size = len(self.passes), operation.shape, taken[:2]
-        inputs, outputs = np.arange(taken.channels) * source.plane, np.arange(made.channels) * target.plane
+        shape, size, inputs = operation.shape, taken[:2], np.arange(taken.channels) * source.plane
         if operation.kind == "dense":  # is a convolution of one pixel, whose channels are all entries
             shape, size = (1, 1, *shape), (1, 1)
             inputs = source.at(*_flat(np.arange(operation.shape[0]), taken))
+        # Of each weight: its row and column in the window, the channels that it reads and writes, and its place.
         y, x, read, written = np.unravel_index(self.entries[operation.kernel], shape)
         if operation.kind == "depthwise":
             written = read * shape[3] + written
-        # A dense layer has no window to divide into chunks, and each output of a depthwise one reads a single channel.
-        by_channel = int(operation.kind == "convolution")
         places = self.first[operation.kernel] + np.arange(len(read))
-        (down, right), (top, before), window = operation.strides, operation.before, shape[:2]
-        offsets = inputs[read] + source.at(0, y - top, x - before)
-        listed = _List(written, read * by_channel, offsets, places)
-        self._pass(listed, outputs, (source, target), made[:2], (down, right), is_wide, window)
+        # A dense layer has no window to divide into chunks, and each output of a depthwise one reads a single channel.
+        has_chunks = operation.kind == "convolution"
+        (down, right), (top, left), window = operation.strides, operation.before, (shape[0], shape[1])
+        is_wide, first = self.packer.is_wide(operation), len(self.passes)
+        outputs, offsets = np.arange(made.channels) * target.plane, inputs[read] + source.at(0, y - top, x - left)
+        walk = _Walk(source, target, made[:2], window, is_wide, steps=operation.strides)
+        self._add(_List(outputs, written, read * has_chunks, offsets, places), walk)
+        # Inputs are reached by the weights whose row and column differ from their own by a number of steps. So there is
+        # a pass for each remainder of rows and columns, with a part of the weights.
+        reach = -(-window[0] // down), -(-window[1] // right)
         for row in range(down):
             for column in range(right):
-                fits = ((row + top - y) % down == 0) & ((column + before - x) % right == 0)
-                offsets = target.at(written, (row + top - y) // down, (column + before - x) // right)
-                listed = _List(read[fits], written[fits] * by_channel, offsets[fits], places[fits])
+                from_top, from_left = row + top - y, column + left - x
+                fits = (from_top % down == 0) & (from_left % right == 0)
+                offsets = target.at(written, from_top // down, from_left // right)[fits]
                 targets = inputs + source.at(0, row, column)
                 grid = -(-(size[0] - row) // down), -(-(size[1] - column) // right)
-                reach = -(-window[0] // down), -(-window[1] // right)
-                self._pass(listed, targets, (target, source), grid, (1, 1), is_wide, reach, (down, right))
+                walk = _Walk(target, source, grid, reach, is_wide, target_steps=operation.strides)
+                self._add(_List(targets, read[fits], written[fits] * has_chunks, offsets, places[fits]), walk)
         is_single = made[:2] == (1, 1)
         described = {
             "bias": self._at(operation.bias), "first_pass": first, "last_pass": len(self.passes),
@@ -302,71 +355,33 @@ class Packing:
         self.num_cells += len(places) * (1 if is_single else WIDTH)
         return described
 
-    def _pass(
-        self,
-        listed: _List,
-        targets: np.ndarray,
-        places: tuple[Place, Place],
-        grid: Pair,
-        steps: Pair,
-        is_wide: bool,
-        window: Sequence[int],
-        target_steps: Pair = (1, 1),
-    ) -> None:
-        """Add a pass: over a grid of positions, from which it reads and to which it writes in steps."""
-        source, target = places
-        num_channels = int(listed.channel.max(initial=0)) + 1
-        most = max(1, WINDOW_BYTES // (_window(grid, steps, window, is_wide) * WIDTH * 4))
-        num_chunks = -(-num_channels // most)
+    def _add(self, listed: _List, walk: _Walk) -> None:
+        """Add a pass: sort its weights by chunk and row, and describe it by numbers."""
+        num_rows, num_channels = len(listed.targets), int(listed.channel.max(initial=0)) + 1
+        num_chunks = walk.num_chunks(num_channels)
         chunk = listed.channel // -(-num_channels // num_chunks)
         order = np.lexsort((listed.offset, listed.row, chunk))
-        counts = np.bincount(chunk * len(targets) + listed.row, minlength=num_chunks * len(targets))
+        counts = np.bincount(chunk * num_rows + listed.row, minlength=num_chunks * num_rows)
         # From the corner of a window to its last row, which the tile before has not read.
-        lowest = (listed.offset - listed.channel * source.plane).max(initial=0) - (window[1] - 1) * WIDTH
-        along = (source.block, target.block) if is_wide else (source.row * steps[0], target.row * target_steps[0])
+        lowest = (listed.offset - listed.channel * walk.source.plane).max(initial=0) - (walk.window[1] - 1) * WIDTH
         described = {
-            "rows": len(targets), "channels": num_channels, "plane": source.plane, "lowest": lowest,
-            "chunks": num_chunks, "step": target_steps[1] * WIDTH,
-            "source_group": along[0], "target_group": along[1], "is_wide": is_wide,
+            "rows": num_rows, "channels": num_channels, "plane": walk.source.plane, "lowest": lowest,
+            "chunks": num_chunks, "step": walk.target_steps[1] * WIDTH, "source_group": walk.groups[0],
+            "target_group": walk.groups[1], "is_wide": walk.is_wide,
         }  # fmt: skip
-        for name, values in (
-            ("begin", self.lengths["offsets"] + np.concatenate([[0], np.cumsum(counts)])),
-            ("targets", targets),
-            ("offsets", listed.offset[order]),
-            ("places", listed.place[order]),
-            ("tiles", self._tiles(places, grid, steps, target_steps, is_wide)),
-        ):
+        arrays = {
+            "begin": self.lengths["offsets"] + np.concatenate([[0], np.cumsum(counts)]),
+            "targets": listed.targets,
+            "offsets": listed.offset[order],
+            "places": listed.place[order],
+            "tiles": walk.tiles(self.packer.num_blocks),
+        }
+        for name, values in arrays.items():
             described[f"first_{name}"] = self.lengths[name]
             self.arrays[name].append(values.reshape(-1))
             self.lengths[name] += len(values)
         described["last_tile"] = self.lengths["tiles"]
         self.passes.append(described)
-
-    def _tiles(
-        self, places: tuple[Place, Place], grid: Pair, steps: Pair, target_steps: Pair, is_wide: bool
-    ) -> np.ndarray:
-        """List the tiles of a grid: the form of each, and where it reads and writes, from the corner of a block."""
-        source, target = places
-        height, width = grid
-        found: list[tuple[int, int, int]] = []
-        column = 0
-        for size, known in kernels.STEPS.items():
-            step = 1 if size == 1 else steps[1]
-            if step not in known:
-                continue
-            while column + size <= width:
-                for outer in range(height if is_wide else 1):
-                    inner, num_inner = 0, self.packer.num_blocks if is_wide else height
-                    while inner < num_inner:
-                        most = min(TILE // size, num_inner - inner)
-                        groups = next(groups for groups in kernels.STEPS if groups <= most)
-                        block, row = (inner, outer) if is_wide else (0, inner)
-                        reads = block * source.block + source.at(0, row * steps[0], column * steps[1])
-                        writes = block * target.block + target.at(0, row * target_steps[0], column * target_steps[1])
-                        found.append((kernels.FORMS.index((size, groups, step)), reads, writes))
-                        inner += groups
-                column += size
-        return np.array(found, np.int64).reshape(-1, 3)
 
     def _inputs(self) -> tuple[np.ndarray, np.ndarray]:
         """Return which entries of an example are read, and where each is written."""
@@ -394,15 +409,6 @@ def _flat(entries: np.ndarray, shape: tuple[int, int, int]) -> tuple[np.ndarray,
     return channel, row, column
 
 
-def _window(grid: Pair, steps: Pair, window: Sequence[int], is_wide: bool) -> int:
-    """Count the vectors of a channel that a tile reads."""
-    size = next((size for size in kernels.STEPS if size <= grid[1]), 1)
-    groups = TILE // size
-    columns = (size - 1) * steps[1] + window[1]
-    rows = groups * window[0] if is_wide else (groups - 1) * steps[0] + window[0]
-    return rows * columns
-
-
 def _table(rows: Sequence[Mapping[str, Any]], kind: np.dtype) -> np.ndarray:
     """Make a table of numbers with named columns; what a row does not name is 0."""
     table = np.zeros(len(rows), kind)
@@ -410,3 +416,16 @@ def _table(rows: Sequence[Mapping[str, Any]], kind: np.dtype) -> np.ndarray:
         for name, value in row.items():
             table[number][name] = value
     return table
+
+
+# By the class of an operation, its kind in `lottery.sparse.kernels`, and what else describes it by numbers. Terms and
+# padding are activations without a function; padding writes into an image inside another.
+_KINDS: dict[type[Operation], tuple[int, Callable[[Packing, Any], dict[str, Any]]]] = {
+    Linear: (kernels.LINEAR, Packing._linear),
+    Activation: (kernels.ACTIVATION, lambda _, own: {"function": [*kernels.ACTIVATIONS].index(own.name)}),
+    Term: (kernels.ACTIVATION, lambda _, own: {"adds": int(own.adds)}),
+    Padding: (kernels.ACTIVATION, lambda _, own: {}),
+    Moments: (kernels.MOMENTS, Packing._moments),
+    Normalisation: (kernels.NORMALISATION, Packing._normalisation),
+    Pooling: (kernels.POOLING, Packing._pooling),
+}

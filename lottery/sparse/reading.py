@@ -484,9 +484,8 @@ def _loss(model: Any, activation: str, kernels: Any) -> tuple[str, str, float]:
 
 def _compiled_loss(model: Any, kernels: Any) -> tuple[str, bool]:
     """Name the loss that a model was compiled with, and check if it takes logits."""
-    own: Any = model.loss
-    if isinstance(own, (list, tuple)) and len(own) == 1:
-        own = own[0]
+    compiled: Any = model.loss
+    own: Any = compiled[0] if isinstance(compiled, (list, tuple)) and len(compiled) == 1 else compiled
     if isinstance(own, str):
         if own.lower() in ("crossentropy", "ce"):  # Keras 3.15 chooses one of three by the shapes of a batch
             raise Obstacle(f"the loss is {own}")
