@@ -353,7 +353,7 @@ OBSTACLES = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*from_logits=True")
+@pytest.mark.filterwarnings("ignore:.*from_logits=True", r"ignore:[\s\S]*softmax over axis")
 @pytest.mark.parametrize(("why", "library"), each_in_both(OBSTACLES))
 def test_what_the_engine_does_not_take_is_a_sentence(why, library):
     model = OBSTACLES[why](library)
