@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery import config, randomness, weights
+from lottery import config, masks, randomness, weights
 from lottery.data import Splits, Streams
 from lottery.enforcement.modes import ENFORCEMENTS
 from lottery.errors import LotteryError
@@ -131,6 +131,8 @@ def initial_state(prepared: Prepared, replicate: int) -> dict[str, np.ndarray]:
             raise LotteryError(
                 "model: the function uses the same model or layers twice; it must build new ones each time."
             )
+        if masks.shapes(weights.prunable(model)) != masks.shapes(prepared.plan.dense):
+            raise LotteryError("model: the function must build the same weights each time.")
         prepared.initial[replicate] = weights.read_state(model)
     return prepared.initial[replicate]
 

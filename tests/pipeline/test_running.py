@@ -1,6 +1,7 @@
 import contextlib
 import importlib
 import io
+import itertools
 import math
 import shutil
 import signal
@@ -401,10 +402,15 @@ def test_a_model_passed_for_a_function_or_built_once_is_refused(tmp_path):
 
     layers = [keras.layers.Dense(8), keras.layers.Dense(3)]
     shared = lambda: keras.Sequential([keras.Input((6,)), *layers])  # noqa: E731
+    sizes = itertools.count(8)
+    grows = lambda: keras.Sequential(  # noqa: E731
+        [keras.Input((6,)), keras.layers.Dense(next(sizes)), keras.layers.Dense(3)]
+    )
     for wrong, message in (
         (shared, "layers twice"),
         (model, "a function that builds"),
         (lambda: model, "same model or layers twice"),
+        (grows, "same weights each time"),
     ):
         with pytest.raises(LotteryError, match=message):
             lottery.run(
