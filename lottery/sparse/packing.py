@@ -12,7 +12,7 @@ passes, because even and odd rows and columns are reached by different weights.
 
 A pass goes tile by tile. A tile is `TILE` vectors of outputs that stay in registers while the list is gone through:
 neighbours in a row, and, where a row is shorter, the same places of following rows or blocks. Where the window that a
-tile reads does not fit into the first cache, the list is divided into chunks of channels.
+tile reads does not fit into the first cache, the list is divided into chunks of channels, unless it is short.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,6 +38,7 @@ from lottery.sparse.reading import (
 
 # Of the first cache, the part that the window of a tile may take.
 WINDOW_BYTES = 16 * 1024
+SHORTEST = 24  # weights of a list on average, where channels are divided into chunks
 NARROW = 8  # images of fewer columns are gone through with all blocks at once
 
 
@@ -358,7 +359,9 @@ class Packing:
     def _add(self, listed: _List, walk: _Walk) -> None:
         """Add a pass: sort its weights by chunk and row, and describe it by numbers."""
         num_rows, num_channels = len(listed.targets), int(listed.channel.max(initial=0)) + 1
-        num_chunks = walk.num_chunks(num_channels)
+        # Where few weights are left, to begin a list takes longer than the first cache saves.
+        most = max(1, len(listed.row) // (num_rows * SHORTEST))
+        num_chunks = min(walk.num_chunks(num_channels), most)
         chunk = listed.channel // -(-num_channels // num_chunks)
         order = np.lexsort((listed.offset, listed.row, chunk))
         counts = np.bincount(chunk * num_rows + listed.row, minlength=num_chunks * num_rows)
