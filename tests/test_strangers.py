@@ -115,6 +115,13 @@ def test_code_is_imported_where_the_user_names_or_trusts_it(own, tmp_path, lotte
     assert len(run.table()) == 3 and run.verify(recompute=True, import_code=True) == []
 
 
+def test_an_attribute_that_a_module_misses_while_it_is_imported_is_not_taken_for_the_function(tmp_path, monkeypatch):
+    (tmp_path / "broken_while_imported.py").write_text("import json\n\njson.gone\n\n\ndef build(): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(LotteryError, match="cannot be imported: module 'json' has no attribute 'gone'"):
+        networks.builder("broken_while_imported:build", import_code=True)
+
+
 def test_the_file_of_a_module_is_found_without_importing(own):
     assert networks.module_file("stranger_package.deep.own") == own
     assert networks.module_file("lottery.config") and networks.module_file("sys") is None

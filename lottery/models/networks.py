@@ -250,12 +250,12 @@ def builder(
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        function = getattr(importlib.import_module(module_name), function_name)
-    except AttributeError:
-        raise LotteryError(f"model.name: module {module_name!r} has no function {function_name!r}.") from None
+        module = importlib.import_module(module_name)
     except Exception as error:  # importing runs the module, which may raise anything
         raise LotteryError(f"model.name: the module of {name!r} cannot be imported: {error}.") from error
-    return function
+    if not hasattr(module, function_name):
+        raise LotteryError(f"model.name: module {module_name!r} has no function {function_name!r}.")
+    return getattr(module, function_name)
 
 
 def module_file(module: str) -> Path | None:
