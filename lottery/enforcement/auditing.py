@@ -151,7 +151,8 @@ def _gradients(model: Any, batch: Any) -> dict[int, np.ndarray]:
     # Normalisation, dropout and metrics change their variables in training.
     touched = [*model.variables, *(variable for metric in model.metrics for variable in metric.variables)]
     with put_back(touched), evaluating(refused), tf.GradientTape() as tape:
-        x, y, *rest = (_tensors(part) for part in batch if part is not None)
+        # Labels may be None too, of a loss that takes none; they must not be left out before the weights of examples.
+        x, y, *rest = (None if part is None else _tensors(part) for part in batch)
         loss = model.compute_loss(x, y, model(x, training=True), *rest)
     variables = model.trainable_variables
     return {

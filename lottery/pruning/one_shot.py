@@ -72,6 +72,8 @@ def prune(
     groups = grouped(how, {name: value.shape for name, value in magnitudes.items()}, units_of(how, model, whole))
     own = ranking.by_weight(groups.shapes, rates or {})
     own = {name: ranking.number(f"rates[{name!r}]", value, highest) for name, value in own.items()}
+    # For its errors: a threshold and n of m rank nothing in a scope, and would not miss an unknown one.
+    ranking.groups(magnitudes, scope)
     if below is None:
         dense = ones_like(magnitudes)
         alive = groups.alive(dense)
@@ -80,7 +82,6 @@ def prune(
             counts = {name: of[0] - of[1] for name, of in fixed.items() if name not in own}
             return ranking.prune_counts(pooled, alive, {(name,): counts.get(name, 0) for name in alive})
         return groups.expand(ranking.keep_highest(pooled, alive, general, scope, own))
-    ranking.groups(magnitudes, scope, own)  # for its errors
     with np.errstate(over="ignore"):  # a threshold beyond the weight's range is infinite
         return {name: ~(value < value.dtype.type(own.get(name, general))) for name, value in magnitudes.items()}
 

@@ -186,6 +186,15 @@ def test_gradients_of_a_batch_as_the_model_takes_it(library, rng):
             expected = np.abs(each.mean(0)[:, None][~kept["dense/kernel"]]).max()
             found = enforcement.audit(model, kept, batch=(batch, y, *more))["dense/kernel"].gradient
             assert found == pytest.approx(expected, rel=1e-4)
+    # A loss without labels: weights of examples do not take their place.
+    unlabelled = library.Sequential([layers.InputLayer((6,)), layers.Dense(3, activity_regularizer="l2")])
+    unlabelled.compile("adam")
+    kept_there = {"dense/kernel": np.zeros((6, 3), bool)}
+    gradients = [
+        enforcement.audit(unlabelled, kept_there, batch=(x["a"], None, *more))["dense/kernel"].gradient
+        for more in ([], [None], [rng.random(8)])
+    ]
+    assert 0 < gradients[0] == gradients[1] == gradients[2]
     with pytest.raises(LotteryError, match="a pair, inputs and labels"):
         enforcement.audit(model, kept, batch=x)
     with pytest.raises(LotteryError, match="^audit: the loss of the model .* cannot be computed on the batch: "):

@@ -358,6 +358,7 @@ def test_masks_of_a_model_without_a_run():
     for arguments, sentence in (
         ({"below": 0.1, "granularity": "unit"}, "below cannot prune with granularity \"unit\". Use sparsity"),
         ({"sparsity": 0.1, "granularity": pruning.Granularity("n_of_m", n_of_m=(2, 4))}, "leave out sparsity, below"),
+        ({"scope": "globl", "granularity": pruning.Granularity("n_of_m", n_of_m=(2, 4))}, "Did you mean 'global'"),
         ({"sparsity": 0.1, "granularity": "channel"}, "the model has no channel that can be removed"),
         ({"sparsity": 0.1, "granularity": "block"}, "go together: set both or neither"),
         ({"sparsity": 0.1, "granularity": "unit", "rates": {"dense_2/kernel": 0.5}}, "dense_2/kernel"),
