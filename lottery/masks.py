@@ -84,8 +84,8 @@ def intersection(first: Masks, second: Masks) -> Masks:
 
 def distance(first: Masks, second: Masks) -> float:
     """Return the fraction of all entries that only one of two masks keeps, in [0, 1]."""
-    in_one = total_kept(first) + total_kept(second) - 2 * total_kept(intersection(first, second))
-    return in_one / sum(mask.size for mask in first.values())
+    unequal = total_kept(first) + total_kept(second) - 2 * total_kept(intersection(first, second))
+    return unequal / sum(mask.size for mask in first.values())
 
 
 def is_nested(inner: Masks, outer: Masks) -> bool:
@@ -103,8 +103,10 @@ def leaks(weights: Weights, masks: Masks, held_at: Weights | None = None) -> dic
     check(masks, weights)
     counts = {}
     for name, mask in masks.items():
-        held = np.broadcast_to((held_at or {}).get(name, 0), mask.shape)[~mask]
-        counts[name] = int(np.count_nonzero(weights[name][~mask] != held))
+        own = weights[name]
+        # In the type of the weight, as `apply` puts it there: 0.1 in single precision is another number than in double.
+        held = np.broadcast_to((held_at or {}).get(name, 0), mask.shape)[~mask].astype(own.dtype)
+        counts[name] = int(np.count_nonzero(own[~mask] != held))
     return {name: count for name, count in counts.items() if count}
 
 

@@ -49,3 +49,10 @@ def test_leaks_counts_masked_entries_that_are_not_zero():
     kept = {"a": np.array([True, False, False, False]), "b": np.array([[True, False]])}
     assert masks.leaks(weights, kept) == {"a": 1}
     assert masks.leaks(weights, {name: ~mask for name, mask in kept.items()}) == {"a": 1, "b": 1}
+
+
+def test_held_values_count_as_the_weight_can_hold_them():
+    weights, kept = {"a": np.ones(3, np.float32)}, {"a": np.array([True, False, False])}
+    for held_at in ({"a": 0.1}, {"a": np.full(3, 0.1)}):
+        assert masks.leaks(masks.apply(weights, kept, held_at), kept, held_at) == {}
+        assert masks.leaks(weights, kept, held_at) == {"a": 2}

@@ -150,10 +150,9 @@ def obstacle(name: str, settings: Mapping[str, Any], has_units: bool) -> str:
 
 def is_entrywise(activation: Any, keras: Any) -> bool:
     """Check if an activation, or None, is known to act on each entry by itself; `keras` is the library of its model."""
-    if activation is None:
+    # Layers that take the place of an activation; a class of the user's with such a name may do anything.
+    if activation is None or class_name(activation) in ("ReLU", "LeakyReLU", "ELU"):
         return True
-    if type(activation).__name__ in ("ReLU", "LeakyReLU", "ELU"):
-        return not activation.variables
     names = [name for name, facts in ACTIVATIONS.items() if facts.is_entrywise]
     return any(activation is getattr(module, name, None) for module in (keras.activations, tf.nn) for name in names)
 

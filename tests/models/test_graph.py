@@ -55,6 +55,19 @@ def test_a_class_that_derives_from_keras_has_no_name_but_may_inherit_one(keras):
     assert (graph.class_name(Other(2)), graph.inherited_name(Other(2))) == ("", "")
 
 
+def test_a_layer_acts_entry_by_entry_as_an_activation_if_it_is_of_kerass_own_class(keras):
+    class ReLU(keras.layers.Layer):
+        def call(self, x):
+            return x[..., ::-1]
+
+    class Derived(keras.layers.LeakyReLU):
+        pass
+
+    known = (None, keras.layers.ReLU(), keras.layers.LeakyReLU(), keras.layers.ELU())
+    assert all(graph.is_entrywise(activation, keras) for activation in known)
+    assert not any(graph.is_entrywise(activation, keras) for activation in (ReLU(), Derived(), keras.layers.PReLU()))
+
+
 def test_layers_of_a_stored_architecture(keras):
     model = keras.Sequential([keras.layers.InputLayer((4,)), keras.layers.Dense(2, name="own")])
     found = graph.described_layers(architecture.describe(model))
