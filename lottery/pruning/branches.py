@@ -120,7 +120,7 @@ def random_mask_global(ticket: StoredTicket) -> BranchStart:
     Frankle et al. 2021, https://arxiv.org/abs/2009.08576; each weight is left with about the same density.
     """
     sizes = [mask.size for mask in ticket.kept.values()]
-    whole = _drawn((sum(sizes),), sum(masks.num_kept(ticket.kept).values()), ticket.rng)
+    whole = _drawn((sum(sizes),), masks.total_kept(ticket.kept), ticket.rng)
     parts = np.split(whole, np.cumsum(sizes)[:-1])
     kept = {name: part.reshape(mask.shape) for (name, mask), part in zip(ticket.kept.items(), parts, strict=True)}
     return BranchStart(ticket.start, kept, ticket.step, ticket.num_steps)
@@ -303,8 +303,7 @@ _WHICH_SIGN = "which weight starts with which sign"
 
 def _random(function: BranchFunction, takes_away: str = "which weights are kept", of_entries: bool = False) -> Branch:
     """A control under random masks, which is unfair beside tickets that start from trained weights."""
-    texts: Mapping[Start, str] = dict.fromkeys(("initial", "late", "signs", "shuffled"), takes_away)
-    return Branch(function, texts, needs_ticket=False, refused={"trained": _DEAD}, of_entries=of_entries)
+    return Branch(function, takes_away, needs_ticket=False, refused={"trained": _DEAD}, of_entries=of_entries)
 
 
 def _alternative(function: BranchFunction, **facts: Any) -> Branch:
@@ -448,7 +447,7 @@ def _random_by_erk(ticket: StoredTicket) -> Masks:
     densities = allocation.erk(shapes, masks.density(ticket.kept))
     sizes = {name: mask.size for name, mask in ticket.kept.items()}
     # By the number itself, which the density, as a float, may miss.
-    counts = allocation.counts(densities, sizes, sum(masks.num_kept(ticket.kept).values()))
+    counts = allocation.counts(densities, sizes, masks.total_kept(ticket.kept))
     return {name: _drawn(shape, counts[name], ticket.rng) for name, shape in shapes.items()}
 
 

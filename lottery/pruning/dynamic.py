@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 
@@ -47,19 +48,20 @@ def gradual(sizes: Mapping[str, int], targets: Mapping[str, int], num_steps: int
     https://arxiv.org/abs/1710.01878, from density 1 to k / N. The survivors of lowest magnitude go.
     """
 
-    def change(left: Fraction) -> Change:
-        counts = {name: targets[name] + round((size - targets[name]) * left) for name, size in sizes.items()}
-
-        def prune(kept: Masks, state: Weights) -> Masks:
-            survivors = num_kept(kept)
-            magnitudes = {name: np.abs(state[name]) for name in kept}
-            return ranking.prune_counts(magnitudes, kept, {(name,): survivors[name] - counts[name] for name in kept})
-
-        return Change(prune, counts)
+    def prune(counts: Mapping[str, int], kept: Masks, state: Weights) -> Masks:
+        survivors = num_kept(kept)
+        magnitudes = {name: np.abs(state[name]) for name in kept}
+        return ranking.prune_counts(magnitudes, kept, {(name,): survivors[name] - counts[name] for name in kept})
 
     every = interval(num_steps)
     steps = range(every, last_step(num_steps) + 1, every)
-    return {step: change((1 - Fraction(place, len(steps))) ** 3) for place, step in enumerate(steps, 1)}
+    changes = {}
+    for place, step in enumerate(steps, 1):
+        # In fractions, so that the last change leaves exactly the target, and a half is a half.
+        left = (1 - Fraction(place, len(steps))) ** 3
+        counts = {name: targets[name] + round((size - targets[name]) * left) for name, size in sizes.items()}
+        changes[step] = Change(partial(prune, counts), counts)
+    return changes
 
 
 def set_(counts: Mapping[str, int], num_steps: int, seed: int) -> dict[int, Change]:
@@ -107,13 +109,10 @@ def _replacing(
 ) -> dict[int, Change]:
     """Replace entries at each step of `fractions`: those of the highest scores grow."""
 
-    def change(step: int, fraction: float) -> Change:
-        def replace(kept: Masks, state: Weights) -> Masks:
-            return dropped_and_grown(kept, state, scores(step, kept, state), fraction)
+    def replace(step: int, fraction: float, kept: Masks, state: Weights) -> Masks:
+        return dropped_and_grown(kept, state, scores(step, kept, state), fraction)
 
-        return Change(replace, counts)
-
-    return {step: change(step, fraction) for step, fraction in fractions(num_steps).items()}
+    return {step: Change(partial(replace, step, part), counts) for step, part in fractions(num_steps).items()}
 
 
 def dropped_and_grown(kept: Masks, state: Weights, scores: Scores, fraction: float) -> Masks:

@@ -81,5 +81,5 @@ def refusals() -> list[tuple[str, str]]:
     allowed = {f"rewind.mode={mode}": fair(mode) for mode in rewinding.REWINDS}
     allowed |= {f"prune.held_at={name}": fair("weights", held_at=name) for name in mask_actions.MASK_ACTIONS}
     allowed["other prune.granularity than weight"] = [name for name in BRANCHES if not BRANCHES[name].of_entries]
-    refused = {way: [name for name in BRANCHES if name not in fair_ones] for way, fair_ones in allowed.items()}
+    refused = {way: [name for name in BRANCHES if name not in names] for way, names in allowed.items()}
     return [(way, ", ".join(names)) for way, names in refused.items() if names]

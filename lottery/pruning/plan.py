@@ -10,7 +10,7 @@ import numpy as np
 
 from lottery import weights
 from lottery.errors import LotteryError
-from lottery.masks import Masks, Scores, Shapes, Weights, num_kept
+from lottery.masks import Masks, Scores, Shapes, Weights, num_kept, total_kept
 from lottery.models.units import Units
 from lottery.pruning import allocation, criteria, granularity, ranking, schedules
 from lottery.pruning.allocation import Allocation
@@ -94,7 +94,7 @@ class Plan:
             for name in names:
                 whole = alive[name].reshape(-1)
                 whole[whole.size - round(kept[number] / kept[0] * whole.size) :] = True
-        return sum(num_kept(self.groups.expand(alive)).values())
+        return total_kept(self.groups.expand(alive))
 
     def masks(self, number: int, scores: Scores, before: Masks) -> Masks:
         """Make the masks of a round from scores and the masks that it prunes further."""
