@@ -2,6 +2,7 @@
 
 from lottery.statistics import (
     aggregates,
+    barriers,
     comparison,
     intervals,
     metric,
@@ -14,6 +15,6 @@ from lottery.statistics import (
 )
 
 __all__ = [
-    "aggregates", "comparison", "intervals", "metric", "power", "published", "results", "sentences", "two_way",
-    "verdicts",
+    "aggregates", "barriers", "comparison", "intervals", "metric", "power", "published", "results", "sentences",
+    "two_way", "verdicts",
 ]  # fmt: skip

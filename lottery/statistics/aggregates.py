@@ -239,13 +239,13 @@ def _matrices(found: Table) -> Iterator[tuple[float, dict[str, _Matrices]]]:
 
 def _complete(part: Table) -> dict[str, list[int]]:
     # By task, the replicates that have every method.
-    there = part.pivot_table(index="replicate", columns="task", values="score", aggfunc="count", sort=False)
-    replicates = (there == part["method"].nunique()).sort_index()
-    return {task: replicates.index[replicates[task]].tolist() for task in dict.fromkeys(part["task"])}
+    there = part.pivot_table(index="replicate", columns="task", values="score", aggfunc="count")
+    is_complete = there == part["method"].nunique()
+    return {task: there.index[is_complete[task]].tolist() for task in dict.fromkeys(part["task"])}
 
 
 def _common(tables: Mapping[tuple[str, str], Table], within: float) -> list[float]:
-    first, *others = (_densities(rows) for rows in tables.values())
+    first, *others = (_densities(rows, task) for (_, task), rows in tables.items())
     # At density 1 the ticket is the dense network itself.
     found = [at for at in first.values() if at < 1]
     for own in others:
@@ -258,15 +258,15 @@ def _common(tables: Mapping[tuple[str, str], Table], within: float) -> list[floa
     return found
 
 
-def _densities(rows: Table) -> dict[int, float]:
+def _densities(rows: Table, task: str) -> dict[int, float]:
     tickets = of_tickets(rows)
     if tickets.empty:
-        raise LotteryError("No round of one of the runs is complete yet.")
+        raise LotteryError(f"No round of {task} is complete yet.")
     return tickets.groupby("round")["density"].mean().to_dict()
 
 
 def _nearest(rows: Table, at: float, within: float, task: str) -> int:
-    densities = _densities(rows)
+    densities = _densities(rows, task)
     # By ratio: rounds lie evenly apart on a logarithmic axis.
     number = min(densities, key=lambda number: abs(math.log(densities[number] / at)))
     if not comparison.is_near(densities[number], at, within):

@@ -267,7 +267,6 @@ def _summarised(pairs: Table, rounds: Iterable[int]) -> tuple[dict[int, Mean], d
     """Average the pairs of each round that has any, with its own interval; and by Bonferroni, with one for all."""
     values = {number: pairs[number].dropna().tolist() for number in rounds if number in pairs}
     values = {number: known for number, known in values.items() if known}
-
     error = (1 - _CONFIDENCE) / max(len(values), 1)
     found = {number: _mean(known) for number, known in values.items()}
     return found, {number: _mean(known, 1 - error) for number, known in values.items()}

@@ -47,9 +47,13 @@ def labelled(runs: list[Path]) -> dict[str, Path]:
     folders = [run.name for run in runs]
     labels = {}
     for name, run in zip(names, runs, strict=True):
+        label = name
         if names.count(name) > 1:
-            name = run.name if folders.count(run.name) == 1 else str(run)
-        labels[name] = run
+            label = run.name if folders.count(run.name) == 1 else str(run)
+            # A folder may have the name of another run's experiment, and would take its place.
+            if names.count(label) == 1:
+                label = str(run.resolve())
+        labels[label] = run
     return labels
 
 
@@ -78,7 +82,7 @@ def _common_metric(tables: Mapping[str, Table]) -> Metric:
         runs.setdefault(metric_of(rows), name)
     if len(runs) > 1:
         raise LotteryError(f"{runs[LOSS]} measures no accuracy and {runs[ACCURACY]} does, so they cannot be compared.")
-    return next(iter(runs), ACCURACY)
+    return next(iter(runs))
 
 
 def compared(tables: Mapping[str, Table], within: float = WITHIN) -> Table:
@@ -93,9 +97,9 @@ def compared(tables: Mapping[str, Table], within: float = WITHIN) -> Table:
     """
     import pandas as pd
 
-    metric = _common_metric(tables)
     if len(tables) < 2:
         raise LotteryError("compare needs two different runs or more.")
+    metric = _common_metric(tables)
     chains = {name: of_tickets(rows) for name, rows in tables.items()}
     first = next(iter(chains))
     reference = chains.pop(first)

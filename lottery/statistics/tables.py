@@ -62,7 +62,7 @@ def rounds(judgement: Judgement, points: Table, costs: Table | None = None, shor
     # Nothing is judged of round 0, and the merge leaves NaN there.
     rows = rows.fillna({"early_stop": "", "verdict": "", "special": "", "final_verdict": ""})
     steps = rows["early_stop_step_mean"].map("{:,.0f}".format)
-    rows["stop"] = steps.where(rows["censored"].fillna(0) == 0, "≥ " + steps)
+    rows["stop"] = steps.where(rows["censored"] == 0, "≥ " + steps)
     columns: Columns = {
         "round": ("round", str),
         "density": ("density", formatting.percent),

@@ -140,6 +140,8 @@ def test_what_cannot_be_aggregated_is_refused():
         aggregates.gathered(runs, [0.5])
     with pytest.raises(LotteryError, match="density must be above 0, and at most 1, not 2"):
         aggregates.gathered(runs, [2])
+    with pytest.raises(LotteryError, match=r"^No round of b is complete yet\."):
+        aggregates.gathered({("", "a"): rows, ("", "b"): rows[:0]})
     none = made_up(TICKETS, (1, 0.49)).assign(early_stop_test_accuracy=math.nan)
     measured = made_up(TICKETS, (1, 0.49))
     with pytest.raises(LotteryError, match=r"^c cannot be aggregated with the others: no accuracy is measured"):

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -106,6 +107,24 @@ def test_intervals_of_accuracies_stay_inside_0_and_1():
     assert found["low"].min() == 0.0 and found["high"].max() == 1.0
     alone = comparison.compared({"a": made_up(FIRST[:1]), "b": made_up(SECOND[:1])})
     assert (alone["low"] == -math.inf).all()  # one replicate has no interval
+
+
+def test_every_run_has_a_label_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def stored(folder, name):
+        run = Path(folder)
+        run.mkdir(parents=True)
+        (run / "experiment.toml").write_text(f'name = "{name}"\n')
+        return run
+
+    # Two runs of one experiment are told apart by their folders, of which one has the name of a third experiment.
+    first, second, third = stored("sgd", "adam"), stored("adam-2", "adam"), stored("other", "sgd")
+    named = comparison.labelled([first, second, third])
+    assert named == {str(tmp_path / "sgd"): first, "adam-2": second, "sgd": third}
+    # Folders of one name are told apart by their paths.
+    again = stored("x/adam-2", "adam")
+    assert comparison.labelled([second, again]) == {"adam-2": second, "x/adam-2": again}
 
 
 def test_what_cannot_be_compared_is_refused():
