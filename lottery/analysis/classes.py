@@ -100,10 +100,10 @@ _MOST_TICKS = 20  # the labels of more would lie on each other
 def _points(found: Table, rounds: Iterable[int] | None, interval: str) -> Table:
     """Average the differences by round and class."""
     tickets = found[(found["branch"] == store.TICKET) & (found["round"] > 0) & found["vs_dense"].notna()]
-    if tickets.empty:
-        raise NothingToDraw("There is nothing to plot: no pruned round has predictions to compare with dense.")
     if rounds is not None:
         rounds = [number for number in rounds if number]  # round 0 is dense itself
+    if tickets.empty or rounds == []:
+        raise NothingToDraw("There is nothing to plot: no pruned round has predictions to compare with dense.")
     chosen = style.of_rounds(tickets, rounds, most=4)
     return style.spread(chosen, ("round", "class"), "vs_dense", interval)
 

@@ -86,7 +86,9 @@ def of_rounds(table: Table, rounds: Iterable[int] | None, most: int = MOST, colu
     wanted = chosen(table[column], most) if rounds is None else list(rounds)
     for index in wanted:
         only(table, column, index)
-    return table[table[column].isin(wanted)]
+    found = table[table[column].isin(wanted)]
+    check(found, f"no {column} is chosen")
+    return found
 
 
 def of_weight(table: Table, weight: str | None) -> tuple[Table, str]:

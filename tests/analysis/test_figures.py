@@ -260,6 +260,15 @@ def test_figures_fit_their_width(kind, style_name, width, rng):
     assert not any(one.overlaps(other) for one, other in itertools.combinations(labels, 2))
 
 
+@pytest.mark.parametrize("kind", ["classes", "inputs"])
+def test_no_round_is_refused(kind):
+    for draw in (plots.drawn, plots.caption):
+        with pytest.raises(LotteryError, match="There is nothing to plot: no "):
+            draw(plain(kind)[2], kind, rounds=[])
+    with pytest.raises(LotteryError, match="no pruned round"):
+        plots.drawn(plain("classes")[2], "classes", rounds=[0])
+
+
 @pytest.mark.parametrize("kind", TABLES)
 def test_an_empty_table_and_an_unknown_option_are_refused(kind, rng):
     with pytest.raises(LotteryError, match="nothing to plot"):
