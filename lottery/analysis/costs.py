@@ -134,7 +134,7 @@ def _own(
     record: Mapping[str, Any], steps: int, batch: float, dense: float, per_entry: Mapping[str, int | None]
 ) -> tuple[int, float]:
     """Count the steps of a network's own training, and their multiply-adds; `dense` for an example of the dense one."""
-    batch = record.get("overrides", {}).get("train", {}).get("batch_size", batch)  # of a transfer
+    batch = _batch(record, batch)
     kept_steps = record.get("kept_steps") or {name: count * steps for name, count in record["kept"].items()}
     # Forward and backward at the density of the network; the gradients of its weights for all entries.
     with_dense_gradients = batch * (2 * _count(record["kept"], per_entry) + dense)
@@ -143,6 +143,11 @@ def _own(
     learned = record.get("mask_steps", 0)
     num_dense = learned + record.get("dense_gradients", of_changes)
     return steps + learned, 3 * batch * _count(kept_steps, per_entry) + num_dense * with_dense_gradients
+
+
+def _batch(record: Mapping[str, Any], usual: float) -> float:
+    """Return the batch size of a network: of a transfer its own, or else the usual."""
+    return record.get("overrides", {}).get("train", {}).get("batch_size", usual)
 
 
 def _count(entries: Mapping[str, int], per_entry: Mapping[str, int | None]) -> float:
@@ -166,13 +171,17 @@ def total(run: Path, rows: Table = None) -> dict[str, float | int | None]:
     if rows is None:
         rows = table(run)
     experiment = store.read_experiment(run)
-    overrides = [stored.record.get("overrides", {}).get("train", {}) for stored in stored_rounds(run)]  # of transfers
-    sizes = [changed.get("batch_size", experiment.train.batch_size) for changed in overrides]
+    examples = None
+    if _knows_batches(run, experiment):
+        # By network, as a run in training may have more of them by now than when the rows were read.
+        steps = rows.set_index(["replicate", "branch", "round"])["steps"].to_dict()
+        sizes = {stored.labels[:3]: _batch(stored.record, experiment.train.batch_size) for stored in stored_rounds(run)}
+        examples = sum(num * sizes[network] for network, num in steps.items())
     return {
         "networks": len(rows),
         "steps": int(rows["steps"].sum()),
         "seconds": float(rows["seconds"].sum()),
-        "examples": int((rows["steps"] * sizes).sum()) if _knows_batches(run, experiment) else None,
+        "examples": examples,
     }
 
 
