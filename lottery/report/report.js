@@ -14,12 +14,14 @@ const shown = value => Math.abs(value) >= 1000 || Number.isInteger(value)
 // Tables: a button in each head sorts by its column, up, down, and as it was. Empty cells stay at the end.
 const valueOf = cell => {
   const text = cell.textContent.trim();
-  const number = Number(text.replace(/[,\s≥%]/g, "").replace("−", "-"));
+  const plain = text.replace(/[,\s≥%]/g, "").replace("−", "-");
+  // Large numbers end in a letter, such as 2.08G.
+  const number = Number(plain.replace(/[kMGTPE]$/, letter => `e${3 * " kMGTPE".indexOf(letter)}`));
   return text === "" ? null : Number.isNaN(number) ? text : number;
 };
-const compare = (one, other) => typeof one === typeof other
-  ? (one > other) - (one < other)
-  : typeof one === "number" ? -1 : 1;
+const compare = (first, other) => typeof first === typeof other
+  ? (first > other) - (first < other)
+  : typeof first === "number" ? -1 : 1;
 for (const table of document.querySelectorAll("table.sorts")) {
   const body = table.tBodies[0], rows = [...body.rows], heads = [...table.tHead.rows[0].cells];
   heads.forEach((head, place) => {
@@ -32,8 +34,8 @@ for (const table of document.querySelectorAll("table.sorts")) {
       for (const other of heads) other.removeAttribute("aria-sort");
       if (direction) head.setAttribute("aria-sort", direction);
       const sign = direction === "descending" ? -1 : 1;
-      const sorted = direction ? rows.map(row => [valueOf(row.cells[place]), row]).sort(([one], [other]) =>
-        one === null || other === null ? (one === null) - (other === null) : sign * compare(one, other)
+      const sorted = direction ? rows.map(row => [valueOf(row.cells[place]), row]).sort(([first], [other]) =>
+        first === null || other === null ? (first === null) - (other === null) : sign * compare(first, other)
       ).map(([, row]) => row) : rows;
       body.append(...sorted);
     });
@@ -125,7 +127,7 @@ for (const layer of document.querySelectorAll(".layer")) {
   const {weight, what, of, shape: [height, width], channels, frames} = JSON.parse(layer.dataset.frames);
   const [slider, select, canvas, scale, text] = ["input", "select", "canvas", ".scale", "output"].map(name => layer.querySelector(name));
   const counts = frames.flatMap(frame => frame.counts).filter(count => count > 0);
-  const low = counts.reduce((one, other) => Math.min(one, other), of), high = counts.reduce((one, other) => Math.max(one, other), 1);
+  const low = counts.reduce((least, count) => Math.min(least, count), of), high = counts.reduce((most, count) => Math.max(most, count), 1);
   const log = high > 5 * low;
   const part = count => low === high ? 1 : log ? Math.log(count / low) / Math.log(high / low) : (count - low) / (high - low);
   for (const replicate of new Set(frames.map(frame => frame.replicate))) select.append(made("option", `replicate ${replicate}`, {value: replicate}));
@@ -153,7 +155,7 @@ for (const layer of document.querySelectorAll(".layer")) {
       context.fillRect(place % width, (Math.floor(place / width) + 1) * tall / height - bar, 1, bar);
     });
     const unread = frame.counts.filter(count => count === 0).length;
-    const mean = frame.counts.reduce((one, other) => one + other, 0) / frame.counts.length;
+    const mean = frame.counts.reduce((sum, count) => sum + count, 0) / frame.counts.length;
     const places = what === "input" ? "inputs" : "places of the kernel";
     text.textContent = `Round ${frame.round}, density ${frame.density}: ${shown(frame.counts.length - unread)} of `
       + `${shown(frame.counts.length)} ${places} are read, each by ${shown(mean)} of ${shown(of)} weights on average.`;

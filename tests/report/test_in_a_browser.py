@@ -153,6 +153,12 @@ def test_tables_sort(opened):
     assert browser.execute_script(head, kept) is None
 
 
+def test_numbers_with_a_letter_are_sorted_as_numbers(opened):
+    texts = ["2.08G", "532M", "41.5k", "1,234", "≥ 40", "0.35 %", "−0.12"]
+    values = "return arguments[0].map(text => valueOf({textContent: text}))"
+    assert opened().execute_script(values, texts) == [2.08e9, 532e6, 41.5e3, 1234, 40, 0.35, -0.12]
+
+
 def test_figures_tell_their_numbers(opened, small_run):
     browser = opened()
     (one,) = reported.gathered([small_run.path])
