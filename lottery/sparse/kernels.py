@@ -217,17 +217,25 @@ def _tile_of_gradients(
 
 
 @_operation
-def _add_products(writer: _Writer, x: Any, of_x: Any, y: Any, of_y: Any, num: Any, sums: Any) -> None:
-    """Add up the vectors of a row x, less a number, and their products with a row y, less a number, to two vectors."""
+def _add_products(
+    writer: _Writer, x: Any, of_x: Any, y: Any, of_y: Any, num: Any, sums: Any, scale: Any, shift: Any
+) -> None:
+    """Add up the vectors of a row x, less a number, and their products with a row y, less a number, to two vectors.
+
+    Leave out the entries of x where y, scaled and shifted, is not above zero.
+    """
     builder, less_x, less_y = writer.builder, writer.splat(of_x), writer.splat(of_y)
+    scales, shifts, zeros = writer.splat(scale), writer.splat(shift), ir.Constant(_VECTOR, [0.0] * WIDTH)
     cells = [writer.vector(sums, _LONG(lane)) for lane in (0, WIDTH)]
     totals = [cgutils.alloca_once(builder, _VECTOR) for _ in cells]
     for cell, total in zip(cells, totals, strict=True):
         builder.store(writer.load(cell), total)
     with cgutils.for_range(builder, num) as loop:
         at = builder.mul(loop.index, _LONG(WIDTH))
-        left = builder.fsub(writer.load(writer.vector(x, at)), less_x)
-        right = builder.fsub(writer.load(writer.vector(y, at)), less_y)
+        factor = writer.load(writer.vector(y, at))
+        is_clipped = builder.fcmp_ordered("<=", builder.fadd(builder.fmul(factor, scales), shifts), zeros)
+        left = builder.fsub(builder.select(is_clipped, zeros, writer.load(writer.vector(x, at))), less_x)
+        right = builder.fsub(factor, less_y)
         builder.store(builder.fadd(builder.load(totals[0]), left), totals[0])
         builder.store(writer.multiply_add(left, right, builder.load(totals[1])), totals[1])
     for cell, total in zip(cells, totals, strict=True):
@@ -619,7 +627,7 @@ def _columns(integers: str, singles: str = "", doubles: str = "") -> np.dtype:
 # and `source_adds` if some are there.
 OPERATION = _columns(
     "kind source target adds source_needed source_adds first_weight last_weight bias first_pass last_pass cells "
-    "is_single function gamma beta channel is_unbiased height width down right top left",
+    "is_single function gamma beta channel is_unbiased clips height width down right top left",
     singles="epsilon stays moves",  # of moving statistics, the shares that stay and that come from the batch
     doubles="l1 l2",
 )
@@ -797,7 +805,7 @@ def _gradients_of_biases(memory: Any, operation: Any, made: Any, first: int, las
             _set(lanes, _0)
             for row in range(made.height):
                 slopes = _row(memory.d, made, block, channel, row)
-                _add_products(slopes, _0, slopes, _0, made.width, lanes)
+                _add_products(slopes, _0, slopes, _0, made.width, lanes, _0, _1)
             memory.gradients[operation.bias + channel] += _sum_of(lanes, 0)
 
 
@@ -901,10 +909,18 @@ def _pooling(layout: Any, memory: Any, operation: Any, block: int, channel: int,
 # --- Batch normalisation, forward and backward in two halves: sums over all blocks, and what takes them. Of each
 # --- channel, `Memory.channels` has what is taken off its values, so that no digits are lost where the mean is far from
 # --- zero; two sums, forward of values and their squares, backward of gradients and gradient times normalised value;
-# --- and mean and 1 / deviation.
+# --- mean and 1 / deviation; and the float32 numbers that scale and shift values. A relu after it is part of it, where
+# --- nothing else reads what is normalised: one that `clips` writes no number below zero. Backward, values are scaled
+# --- and shifted again, to see which those were: that takes less time than to read the outputs.
 
-_FROM, _TOTAL, _PRODUCT, _MEAN, _INVERSE = range(5)
-NUM_SUMS = 5
+_FROM, _TOTAL, _PRODUCT, _MEAN, _INVERSE, _SCALE, _SHIFT = range(7)
+NUM_SUMS = 7
+
+
+@_compiled
+def _clips_by(operation: Any, sums: Any) -> Any:
+    """Return scale and shift of values, whose gradients count where the result is above zero."""
+    return (np.float32(sums[_SCALE]), np.float32(sums[_SHIFT])) if operation.clips else (_0, _1)
 
 
 @_compiled
@@ -917,22 +933,24 @@ def _moments(layout: Any, memory: Any, operation: Any, num: int, block: int, cha
         if is_forward:
             sums[_FROM] = _row(memory.a, x, block, channel, 0)[0]
     origin = np.float32(sums[_FROM] if is_forward else sums[_MEAN])
-    scale = 1.0 if is_forward else sums[_INVERSE]
+    inverse = 1.0 if is_forward else sums[_INVERSE]
+    scale, shift = _clips_by(operation, sums)
     for row in range(x.height):
         values = _row(memory.a, x, block, channel, row)
         if is_forward:
-            _add_products(values, origin, values, origin, x.width, lanes)
+            _add_products(values, origin, values, origin, x.width, lanes, _0, _1)
         else:
-            _add_products(_row(memory.d, z, block, channel, row), _0, values, origin, x.width, lanes)
+            _add_products(_row(memory.d, z, block, channel, row), _0, values, origin, x.width, lanes, scale, shift)
     for lane in range(WIDTH):
         if block * WIDTH + lane < num:
             sums[_TOTAL] += lanes[lane]
-            sums[_PRODUCT] += lanes[WIDTH + lane] * scale
+            sums[_PRODUCT] += lanes[WIDTH + lane] * inverse
 
 
 @_compiled
-def _end_moments(sums: Any, state: Any, operation: Any, place: int, count: int, is_training: Any) -> None:
+def _end_moments(sums: Any, state: Any, operation: Any, channel: int, count: int, is_training: Any) -> None:
     """Compute mean and deviation of a channel, and move its moving statistics, before the first block."""
+    place = operation.channel + channel
     if is_training:
         shift = sums[_TOTAL] / count
         variance = max(sums[_PRODUCT] / count - shift * shift, 0.0)
@@ -943,6 +961,10 @@ def _end_moments(sums: Any, state: Any, operation: Any, place: int, count: int, 
     else:
         sums[_MEAN], variance = state.means[place], state.variances[place]
     sums[_INVERSE] = 1 / math.sqrt(variance + operation.epsilon)
+    scale = np.float32(sums[_INVERSE])
+    scale = scale * state.parameters[operation.gamma + channel] if operation.gamma >= 0 else scale
+    shift = state.parameters[operation.beta + channel] if operation.beta >= 0 else _0
+    sums[_SCALE], sums[_SHIFT] = scale, shift - np.float32(sums[_MEAN]) * scale
 
 
 @_compiled
@@ -951,18 +973,15 @@ def _normalise(
 ) -> None:
     """Write the normalised values of a channel of a block."""
     x, z = layout.tensors[operation.source], layout.tensors[operation.target]
-    place, parameters = operation.channel + channel, state.parameters
-    sums = memory.channels[place]
+    sums = memory.channels[operation.channel + channel]
     if block == 0:
-        _end_moments(sums, state, operation, place, num * x.height * x.width, is_training)
-    scale = np.float32(sums[_INVERSE])
-    scale = scale * parameters[operation.gamma + channel] if operation.gamma >= 0 else scale
-    shift = parameters[operation.beta + channel] if operation.beta >= 0 else _0
-    shift = shift - np.float32(sums[_MEAN]) * scale
+        _end_moments(sums, state, operation, channel, num * x.height * x.width, is_training)
+    scale, shift, least = np.float32(sums[_SCALE]), np.float32(sums[_SHIFT]), _0 if operation.clips else -_INFINITE
     for row in range(x.height):
         values, target = _row(memory.a, x, block, channel, row), _row(memory.a, z, block, channel, row)
         for i in range(values.size):
-            target[i] = values[i] * scale + shift
+            normalised = values[i] * scale + shift
+            target[i] = least if normalised <= least else normalised
 
 
 @_compiled
@@ -983,16 +1002,18 @@ def _normalise_backward(
     factor = scale * np.float32(sums[_INVERSE])
     slope = -factor * np.float32(sums[_PRODUCT] / count * sums[_INVERSE])
     shift = -factor * np.float32(sums[_TOTAL] / count)
-    mean = np.float32(sums[_MEAN])
+    mean, (clip_scale, clip_shift) = np.float32(sums[_MEAN]), _clips_by(operation, sums)
     for row in range(x.height):
         slopes, values = _row(memory.d, z, block, channel, row), _row(memory.a, x, block, channel, row)
         target = _row(memory.d, x, block, channel, row)
         if operation.source_adds:
             for i in range(target.size):
-                target[i] += slopes[i] * factor + ((values[i] - mean) * slope + shift)
+                own = _0 if values[i] * clip_scale + clip_shift <= _0 else factor
+                target[i] += slopes[i] * own + ((values[i] - mean) * slope + shift)
         else:
             for i in range(target.size):
-                target[i] = slopes[i] * factor + ((values[i] - mean) * slope + shift)
+                own = _0 if values[i] * clip_scale + clip_shift <= _0 else factor
+                target[i] = slopes[i] * own + ((values[i] - mean) * slope + shift)
         if block == len(memory.targets) - 1:
             for lane in range(num % WIDTH or WIDTH, WIDTH):  # without an example
                 for place in range(lane, target.size, WIDTH):

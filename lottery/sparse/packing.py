@@ -280,7 +280,7 @@ class Packing:
         return {
             "gamma": self._at(operation.gamma), "beta": self._at(operation.beta), "channel": self.num_channels,
             "epsilon": operation.epsilon, "stays": operation.momentum, "moves": 1 - operation.momentum,
-            "is_unbiased": operation.is_unbiased,
+            "is_unbiased": operation.is_unbiased, "clips": operation.clips,
         }  # fmt: skip
 
     def _normalisation(self, operation: Normalisation) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,6 +79,7 @@ class Moments(Operation):
     momentum: float
     epsilon: float
     is_unbiased: bool  # the moving variance divides by the number of values minus 1
+    clips: bool = False  # a relu follows, which is part of it
 
 
 class Normalisation(Moments):
@@ -148,6 +149,14 @@ class Network:
         """True if it has convolutions."""
         return any(operation.kind != "dense" for operation in self.linear)
 
+    def clip_normalised(self) -> None:
+        """Make a relu a part of the normalisation before it, where nothing else reads what is normalised."""
+        for relu in [each for each in self.operations if isinstance(each, Activation) and each.name == "relu"]:
+            halves = [each for each in self.operations if isinstance(each, Moments) and each.target == relu.source]
+            if halves and self.readers(relu.source) == [relu]:
+                clipped = {half: replace(half, target=relu.target, clips=True) for half in halves}
+                self.operations = [clipped.get(each, each) for each in self.operations if each is not relu]
+
     def new(self, shape: tuple[int, ...]) -> int:
         """Add a tensor of a shape, and return its number."""
         self.tensors.append(Tensor(*_as_image(shape)))
@@ -203,6 +212,7 @@ def read(model: Any) -> Network:
         raise Obstacle("a softmax is not the last layer")
     network.has_accuracy = _has_accuracy(model, network.loss)
     network.optimizer = _optimizer(model.optimizer, kernels)
+    network.clip_normalised()
     return network
 
 

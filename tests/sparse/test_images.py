@@ -78,6 +78,20 @@ def test_the_zeros_of_padding_are_there_in_each_step(follows, rng):
     agree(both(model, images(rng, (9, 9, 3)), rng, 6, density=0.5), 1e-4)
 
 
+def test_a_relu_is_part_of_the_normalisation_that_it_alone_reads(rng):
+    import keras
+
+    layers, inputs = keras.layers, keras.Input((7, 6, 3))
+    shared = layers.BatchNormalization()(layers.Conv2D(5, 3, use_bias=False)(inputs))
+    x = layers.Conv2D(8, 3, use_bias=False)(layers.Add()([shared, layers.ReLU()(shared)]))
+    alone = layers.ReLU()(layers.BatchNormalization(center=False, scale=False)(x))
+    model = compiled(keras, inputs, layers.Flatten()(alone))
+    operations = reading.read(model).operations
+    assert [each.clips for each in operations if isinstance(each, reading.Normalisation)] == [False, True]
+    assert sum(isinstance(each, reading.Activation) for each in operations) == 1
+    agree(both(model, images(rng, (7, 6, 3)), rng, 6, density=0.5), 1e-4)
+
+
 def test_nan_stays_in_the_highest_value(rng):
     import keras
 
