@@ -179,6 +179,7 @@ class Engine:
             values=np.zeros(len(layout.offsets), np.float32),
             cells=_aligned(layout.num_cells),
             channels=np.zeros((layout.num_channels, kernels.NUM_SUMS)),
+            lanes=_aligned(2 * kernels.WIDTH),
             targets=np.zeros((self._packer.num_blocks, num_targets, kernels.WIDTH), np.float32),
             gradients=np.zeros_like(self._state.parameters),
         )

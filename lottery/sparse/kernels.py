@@ -91,6 +91,43 @@ class _Writer:
             place = self.builder.add(begin, loop.index)
             yield place, self.builder.sext(self.builder.load(self.at(offsets, place)), _LONG)
 
+    def image(self, height: Any, width: Any, *images: tuple[Any, Any, Any]) -> Iterator[list[Any]]:
+        """Go through the vectors of images of one size; yield pointers to those at the same place.
+
+        Of each image, there are an array, the place of its first vector, and how far it is from a row to the next.
+        """
+        with cgutils.for_range(self.builder, height) as row:
+            starts = [
+                self.at(array, self.builder.add(start, self.builder.mul(row.index, step)))
+                for array, start, step in images
+            ]
+            with cgutils.for_range(self.builder, width) as column:
+                lanes = self.builder.mul(column.index, _LONG(WIDTH))
+                yield [self.vector(start, lanes) for start in starts]
+
+    def write(self, adds: Any, height: Any, width: Any, images: list[Any], made: Callable[..., Any]) -> None:
+        """Write to the last of some images what is made of the others, and with `adds` of what is there."""
+        with self.builder.if_else(adds) as (adding, anew):
+            for branch in adding, anew:
+                with branch:
+                    for *read, written in self.image(height, width, *images):
+                        # To add -0.0 changes no number.
+                        before = self.load(written) if branch is adding else self.constant(-0.0)
+                        self.store(made(before, *map(self.load, read)), written)
+
+    def above_zero(self, condition: Any, value: Any) -> Any:
+        """Make zero of a vector where another is zero or below; NaN is neither."""
+        zeros = self.constant(0.0)
+        return self.builder.select(self.builder.fcmp_ordered("<=", condition, zeros), zeros, value)
+
+    def affine(self, value: Any, factor: Any, added: Any) -> Any:
+        """Compute ``value * factor + added``, rounded twice."""
+        return self.builder.fadd(self.builder.fmul(value, factor), added)
+
+    def constant(self, number: float) -> Any:
+        """Make a vector of a number that is known when this is compiled."""
+        return ir.Constant(_VECTOR, [number] * WIDTH)
+
     def at(self, array: Any, place: Any) -> Any:
         """Point to an entry of an array."""
         return self.builder.gep(array, [place])
@@ -218,28 +255,67 @@ def _tile_of_gradients(
 
 @_operation
 def _add_products(
-    writer: _Writer, x: Any, of_x: Any, y: Any, of_y: Any, num: Any, sums: Any, scale: Any, shift: Any
-) -> None:
-    """Add up the vectors of a row x, less a number, and their products with a row y, less a number, to two vectors.
+    writer: _Writer, x: Any, x_at: Any, x_step: Any, less: Any, y: Any, y_at: Any, y_step: Any, origin: Any,
+    height: Any, width: Any, scale: Any, shift: Any, sums: Any,
+) -> None:  # fmt: skip
+    """Add up an image x, less a number, and its products with an image y, less a number; write a vector of each.
 
     Leave out the entries of x where y, scaled and shifted, is not above zero.
     """
-    builder, less_x, less_y = writer.builder, writer.splat(of_x), writer.splat(of_y)
-    scales, shifts, zeros = writer.splat(scale), writer.splat(shift), ir.Constant(_VECTOR, [0.0] * WIDTH)
-    cells = [writer.vector(sums, _LONG(lane)) for lane in (0, WIDTH)]
-    totals = [cgutils.alloca_once(builder, _VECTOR) for _ in cells]
-    for cell, total in zip(cells, totals, strict=True):
-        builder.store(writer.load(cell), total)
-    with cgutils.for_range(builder, num) as loop:
-        at = builder.mul(loop.index, _LONG(WIDTH))
-        factor = writer.load(writer.vector(y, at))
-        is_clipped = builder.fcmp_ordered("<=", builder.fadd(builder.fmul(factor, scales), shifts), zeros)
-        left = builder.fsub(builder.select(is_clipped, zeros, writer.load(writer.vector(x, at))), less_x)
-        right = builder.fsub(factor, less_y)
+    builder, totals = writer.builder, [cgutils.alloca_once(writer.builder, _VECTOR) for _ in range(2)]
+    less, origin, scale, shift = (writer.splat(number) for number in (less, origin, scale, shift))
+    for total in totals:
+        builder.store(writer.constant(0.0), total)
+    for own, other in writer.image(height, width, (x, x_at, x_step), (y, y_at, y_step)):
+        factor = writer.load(other)
+        left = builder.fsub(writer.above_zero(writer.affine(factor, scale, shift), writer.load(own)), less)
         builder.store(builder.fadd(builder.load(totals[0]), left), totals[0])
-        builder.store(writer.multiply_add(left, right, builder.load(totals[1])), totals[1])
-    for cell, total in zip(cells, totals, strict=True):
-        writer.store(builder.load(total), cell)
+        product = writer.multiply_add(left, builder.fsub(factor, origin), builder.load(totals[1]))
+        builder.store(product, totals[1])
+    for number, total in enumerate(totals):
+        writer.store(builder.load(total), writer.vector(sums, _LONG(number * WIDTH)))
+
+
+@_operation
+def _scale(
+    writer: _Writer, x: Any, x_at: Any, x_step: Any, z: Any, z_at: Any, z_step: Any, height: Any, width: Any,
+    factor: Any, added: Any, least: Any, adds: Any,
+) -> None:  # fmt: skip
+    """Write an image, times a number plus a number, to another, or with `adds` add it there; at least a number."""
+    factor, added, least = (writer.splat(number) for number in (factor, added, least))
+
+    def made(before: Any, value: Any) -> Any:
+        total = writer.builder.fadd(before, writer.affine(value, factor, added))
+        return writer.builder.select(writer.builder.fcmp_ordered("<=", total, least), least, total)
+
+    writer.write(adds, height, width, [(x, x_at, x_step), (z, z_at, z_step)], made)
+
+
+@_operation
+def _clip(writer: _Writer, a: Any, d: Any, at: Any, step: Any, height: Any, width: Any) -> None:
+    """Make the gradients of an image zero where its values are not above zero."""
+    for value, slope in writer.image(height, width, (a, at, step), (d, at, step)):
+        writer.store(writer.above_zero(writer.load(value), writer.load(slope)), slope)
+
+
+@_operation
+def _normalise_slopes(
+    writer: _Writer, a: Any, d: Any, x_at: Any, x_step: Any, z_at: Any, z_step: Any, height: Any, width: Any,
+    scale: Any, shift: Any, factor: Any, mean: Any, slope: Any, added: Any, adds: Any,
+) -> None:  # fmt: skip
+    """Write, or with `adds` add, the gradients of an image x from those of the normalised image z.
+
+    Leave out those where x, scaled and shifted, is not above zero.
+    """
+    builder = writer.builder
+    scale, shift, factor = (writer.splat(number) for number in (scale, shift, factor))
+    mean, slope, added = (writer.splat(number) for number in (mean, slope, added))
+
+    def made(before: Any, slopes: Any, values: Any) -> Any:
+        own = builder.fmul(writer.above_zero(writer.affine(values, scale, shift), slopes), factor)
+        return builder.fadd(before, builder.fadd(own, writer.affine(builder.fsub(values, mean), slope, added)))
+
+    writer.write(adds, height, width, [(d, z_at, z_step), (a, x_at, x_step), (d, x_at, x_step)], made)
 
 
 def _of_windows(write: Callable[[_Writer, list[Any], list[Any]], None]) -> Any:
@@ -283,7 +359,7 @@ def _keep_highest(writer: _Writer, entry: list[Any], window: list[Any]) -> None:
 def _give_to_highest(writer: _Writer, entry: list[Any], window: list[Any]) -> None:
     value, highest, left = writer.load(entry[0]), writer.load(window[0]), writer.load(window[1])
     is_highest = writer.builder.fcmp_ordered("==", value, highest)
-    given = writer.builder.select(is_highest, left, ir.Constant(_VECTOR, [0.0] * WIDTH))
+    given = writer.builder.select(is_highest, left, writer.constant(0.0))
     writer.store(writer.builder.fadd(writer.load(entry[1]), given), entry[1])
     writer.store(writer.builder.fsub(left, given), window[1])
 
@@ -305,6 +381,25 @@ def _sum_of(writer: _Writer, array: Any, start: Any) -> Any:
     return writer.sum(writer.load(writer.vector(array, start)))
 
 
+@intrinsic
+def _uncounted(typing: Any, kind: Any) -> Any:
+    """Return a tuple with its arrays, whose references numba no longer counts.
+
+    It would count them at each call: for a small image, that takes longer than the arithmetic.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        (value,) = arguments
+        for number, member in enumerate(kind.types):
+            if isinstance(member, types.Array):
+                array = context.make_array(member)(context, builder, builder.extract_value(value, number))
+                array.meminfo = array.meminfo.type(None)
+                value = builder.insert_value(value, array._getvalue(), number)
+        return value
+
+    return kind(kind), generate
+
+
 _YES, _NO = np.bool_(True), np.bool_(False)  # for each of Python's own two, numba would compile a function again
 
 
@@ -314,8 +409,14 @@ _YES, _NO = np.bool_(True), np.bool_(False)  # for each of Python's own two, num
 @_compiled
 def _row(values: Any, tensor: Any, block: int, channel: int, row: int) -> Any:
     """Return a row of an image of a tensor."""
-    at = tensor.start + block * tensor.block + channel * tensor.plane + row * tensor.row
+    at = _corner(tensor, block, channel) + row * tensor.row
     return values[at : at + tensor.width * WIDTH]
+
+
+@_compiled
+def _corner(tensor: Any, block: int, channel: int) -> int:
+    """Return where an image of a tensor begins."""
+    return tensor.start + block * tensor.block + channel * tensor.plane
 
 
 @_compiled
@@ -325,21 +426,10 @@ def _set(values: Any, number: Any) -> None:
 
 
 @_compiled
-def _give(values: Any, target: Any, adds: Any) -> None:
-    """Copy a row to another, or with `adds` add it."""
-    if adds:
-        for i in range(values.size):
-            target[i] += values[i]
-    else:
-        for i in range(values.size):
-            target[i] = values[i]
-
-
-@_compiled
-def _copy(values: Any, source: Any, target: Any, block: int, channel: int, adds: Any) -> None:
-    """Copy an image of a tensor to another, or with `adds` add it."""
-    for row in range(source.height):
-        _give(_row(values, source, block, channel, row), _row(values, target, block, channel, row), adds)
+def _give(values: Any, target: Any) -> None:
+    """Copy a row to another."""
+    for i in range(values.size):
+        target[i] = values[i]
 
 
 # --- Activations, by Keras' names. Forward, each turns the inputs of a channel into the outputs, in their place.
@@ -421,7 +511,7 @@ def _elementwise(
             z, a = _row(values, source, block, channel, row), _row(values, target, block, channel, row)
             d = _row(slopes, target, block, channel, row)
             if is_forward:
-                _give(a, before, _NO)
+                _give(a, before)
                 for i in range(a.size):
                     a[i] = value(before[i])
             else:
@@ -433,7 +523,6 @@ def _elementwise(
 
 ACTIVATIONS: dict[str, Activation] = {
     "linear": _elementwise(lambda z: z, lambda z, a: _1),
-    "relu": _elementwise(lambda z: _0 if z <= _0 else z, lambda z, a: _0 if a <= _0 else _1),
     "relu6": _elementwise(lambda z: _between(z, _0, _6), lambda z, a: _1 if _0 < a < _6 else _0),
     "leaky_relu": _elementwise(lambda z: z if z > _0 else z * _LEAK, lambda z, a: _1 if a > _0 else _LEAK),
     "elu": _elementwise(lambda z: z if z > _0 else _expm1(z), lambda z, a: _1 if a > _0 else a + _1),
@@ -674,6 +763,7 @@ class Memory(NamedTuple):
     values: np.ndarray  # float32, of each weight in each list
     cells: np.ndarray  # float32, see `_tile_of_gradients`
     channels: np.ndarray  # float64, sums of each normalised channel, see `_FROM`
+    lanes: np.ndarray  # float32, two vectors of sums
     targets: np.ndarray  # float32, (blocks, targets, lanes)
     gradients: np.ndarray  # float32, of the parameters
 
@@ -795,18 +885,27 @@ def _gradients(layout: Any, memory: Any, operation: Any, first: int, last: int) 
 @_compiled
 def _gradients_of_biases(memory: Any, operation: Any, made: Any, first: int, last: int) -> None:
     """Add up the gradients of each channel of outputs over some blocks."""
-    lanes = np.empty(2 * WIDTH, np.float32)
     for block in range(first, last):
         for channel in range(made.channels):
-            if operation.is_single:
-                at = made.start + block * made.block + channel * made.plane
-                memory.gradients[operation.bias + channel] += _sum_of(memory.d, at)
-                continue
-            _set(lanes, _0)
-            for row in range(made.height):
-                slopes = _row(memory.d, made, block, channel, row)
-                _add_products(slopes, _0, slopes, _0, made.width, lanes, _0, _1)
-            memory.gradients[operation.bias + channel] += _sum_of(lanes, 0)
+            at = _corner(made, block, channel)
+            if not operation.is_single:
+                _add_products(
+                    memory.d,
+                    at,
+                    made.row,
+                    _0,
+                    memory.d,
+                    at,
+                    made.row,
+                    _0,
+                    made.height,
+                    made.width,
+                    _0,
+                    _1,
+                    memory.lanes,
+                )
+            found = _sum_of(memory.d, at) if operation.is_single else _sum_of(memory.lanes, 0)
+            memory.gradients[operation.bias + channel] += found
 
 
 @_inlined
@@ -826,18 +925,35 @@ def _linear(layout: Any, memory: Any, parameters: Any, operation: Any, first: in
 
 @_compiled
 def _activation(layout: Any, memory: Any, operation: Any, block: int, channel: int, is_forward: Any) -> None:
-    """Go through an activation; without a function, a tensor is copied to a sum, or to an image among zeros."""
+    """Go through an activation; without a function, a tensor is copied to a sum, or to an image among zeros.
+
+    One that `clips` is a relu, or a sum and a relu in one.
+    """
     z, a = layout.tensors[operation.source], layout.tensors[operation.target]
-    is_apart = a.start != z.start
-    if is_forward and is_apart:
-        _copy(memory.a, z, a, block, channel, operation.adds != 0)
+    read, written, is_apart = _corner(z, block, channel), _corner(a, block, channel), a.start != z.start
+    if is_forward and (is_apart or operation.clips):
+        _scale(
+            memory.a, read, z.row, memory.a, written, a.row, z.height, z.width, _1, _0, _least(operation),
+            operation.adds != 0,
+        )  # fmt: skip
     index = 0
     for function in literal_unroll(_ACTIVATIONS):
         if operation.function == index:
             function(memory.a, memory.d, z, a, block, channel, is_forward)
         index += 1
+    if not is_forward and operation.clips:
+        _clip(memory.a, memory.d, written, a.row, a.height, a.width)
     if is_apart and not is_forward and operation.source_needed:
-        _copy(memory.d, a, z, block, channel, operation.source_adds != 0)
+        _scale(
+            memory.d, written, a.row, memory.d, read, z.row, z.height, z.width, _1, _0, -_INFINITE,
+            operation.source_adds != 0,
+        )  # fmt: skip
+
+
+@_compiled
+def _least(operation: Any) -> Any:
+    """Return the lowest output of an operation."""
+    return _0 if operation.clips else -_INFINITE
 
 
 # --- Pooling.
@@ -885,7 +1001,7 @@ def _pooling(layout: Any, memory: Any, operation: Any, block: int, channel: int,
         if is_forward:
             _set(windows, _0 if is_mean else -_INFINITE)
         else:
-            _give(_row(d, pooled, block, channel, row), left_over, _NO)
+            _give(_row(d, pooled, block, channel, row), left_over)
             if is_mean:
                 _mean(operation, image, row, left_over)
         top, bottom = _rows_inside(operation, image, row)
@@ -927,20 +1043,23 @@ def _clips_by(operation: Any, sums: Any) -> Any:
 def _moments(layout: Any, memory: Any, operation: Any, num: int, block: int, channel: int, is_forward: Any) -> None:
     """Add a block's part to the two sums of a channel."""
     x, z = layout.tensors[operation.source], layout.tensors[operation.target]
-    sums, lanes = memory.channels[operation.channel + channel], np.zeros(2 * WIDTH, np.float32)
+    sums, lanes, at = memory.channels[operation.channel + channel], memory.lanes, _corner(x, block, channel)
     if block == 0:
         sums[_TOTAL], sums[_PRODUCT] = 0.0, 0.0
         if is_forward:
-            sums[_FROM] = _row(memory.a, x, block, channel, 0)[0]
+            sums[_FROM] = memory.a[at]
     origin = np.float32(sums[_FROM] if is_forward else sums[_MEAN])
     inverse = 1.0 if is_forward else sums[_INVERSE]
-    scale, shift = _clips_by(operation, sums)
-    for row in range(x.height):
-        values = _row(memory.a, x, block, channel, row)
-        if is_forward:
-            _add_products(values, origin, values, origin, x.width, lanes, _0, _1)
-        else:
-            _add_products(_row(memory.d, z, block, channel, row), _0, values, origin, x.width, lanes, scale, shift)
+    if is_forward:
+        _add_products(
+            memory.a, at, x.row, origin, memory.a, at, x.row, origin, x.height, x.width, _0, _1, lanes
+        )  # fmt: skip
+    else:
+        scale, shift = _clips_by(operation, sums)
+        _add_products(
+            memory.d, _corner(z, block, channel), z.row, _0, memory.a, at, x.row, origin, x.height, x.width, scale,
+            shift, lanes,
+        )  # fmt: skip
     for lane in range(WIDTH):
         if block * WIDTH + lane < num:
             sums[_TOTAL] += lanes[lane]
@@ -976,12 +1095,10 @@ def _normalise(
     sums = memory.channels[operation.channel + channel]
     if block == 0:
         _end_moments(sums, state, operation, channel, num * x.height * x.width, is_training)
-    scale, shift, least = np.float32(sums[_SCALE]), np.float32(sums[_SHIFT]), _0 if operation.clips else -_INFINITE
-    for row in range(x.height):
-        values, target = _row(memory.a, x, block, channel, row), _row(memory.a, z, block, channel, row)
-        for i in range(values.size):
-            normalised = values[i] * scale + shift
-            target[i] = least if normalised <= least else normalised
+    _scale(
+        memory.a, _corner(x, block, channel), x.row, memory.a, _corner(z, block, channel), z.row, x.height, x.width,
+        np.float32(sums[_SCALE]), np.float32(sums[_SHIFT]), _least(operation), _NO,
+    )  # fmt: skip
 
 
 @_compiled
@@ -1002,22 +1119,17 @@ def _normalise_backward(
     factor = scale * np.float32(sums[_INVERSE])
     slope = -factor * np.float32(sums[_PRODUCT] / count * sums[_INVERSE])
     shift = -factor * np.float32(sums[_TOTAL] / count)
-    mean, (clip_scale, clip_shift) = np.float32(sums[_MEAN]), _clips_by(operation, sums)
-    for row in range(x.height):
-        slopes, values = _row(memory.d, z, block, channel, row), _row(memory.a, x, block, channel, row)
-        target = _row(memory.d, x, block, channel, row)
-        if operation.source_adds:
-            for i in range(target.size):
-                own = _0 if values[i] * clip_scale + clip_shift <= _0 else factor
-                target[i] += slopes[i] * own + ((values[i] - mean) * slope + shift)
-        else:
-            for i in range(target.size):
-                own = _0 if values[i] * clip_scale + clip_shift <= _0 else factor
-                target[i] = slopes[i] * own + ((values[i] - mean) * slope + shift)
-        if block == len(memory.targets) - 1:
-            for lane in range(num % WIDTH or WIDTH, WIDTH):  # without an example
-                for place in range(lane, target.size, WIDTH):
-                    target[place] = _0
+    clip_scale, clip_shift = _clips_by(operation, sums)
+    _normalise_slopes(
+        memory.a, memory.d, _corner(x, block, channel), x.row, _corner(z, block, channel), z.row, x.height, x.width,
+        clip_scale, clip_shift, factor, np.float32(sums[_MEAN]), slope, shift, operation.source_adds != 0,
+    )  # fmt: skip
+    if block == len(memory.targets) - 1 and num % WIDTH:
+        for row in range(x.height):
+            slopes = _row(memory.d, x, block, channel, row)
+            for lane in range(num % WIDTH, WIDTH):  # without an example
+                for place in range(lane, slopes.size, WIDTH):
+                    slopes[place] = _0
 
 
 # --- Steps and evaluations.
@@ -1168,6 +1280,7 @@ def compute(layout: Any, memory: Any, state: Any, examples: Any, batches: Any, s
     two calls would round in another way than those of one. An evaluation adds the sums over its examples, and writes
     the highest output of each to `classes`; it returns what the regularisers add to the loss.
     """
+    layout, memory, state = _uncounted(layout), _uncounted(memory), _uncounted(state)
     is_training, penalty = len(batches.numbers) > 0, 0.0
     for step in range(len(batches.positions)):
         positions = batches.positions[step]

@@ -88,8 +88,8 @@ class Packer:
     def _shared(self) -> list[int]:
         """Return for each tensor the first tensor in whose place it lies: an activation or a sum may take its source's.
 
-        Nobody else reads such a source, not even what wrote it, for its gradients; and a step writes all of it anew, as
-        padding does not, whose zeros stay from the first step.
+        Nobody else reads such a source, not even what wrote it, for its gradients, as a relu does; and a step writes
+        all of it anew, as padding does not, whose zeros stay from the first step.
         """
         found = list(range(len(self.network.tensors)))
         writers = {operation.target: operation for operation in self.network.operations}
@@ -98,7 +98,9 @@ class Packer:
                 isinstance(operation, Activation) and not kernels.ACTIVATIONS[operation.name].needs_input
             )
             is_only = self.network.readers(operation.source) == [operation]
-            if fits and is_only and isinstance(writers.get(operation.source), (Linear, Normalisation, Term)):
+            writer = writers.get(operation.source)
+            is_free = isinstance(writer, (Linear, Normalisation)) or (isinstance(writer, Term) and not writer.clips)
+            if fits and is_only and is_free:
                 found[operation.target] = found[operation.source]
         return found
 
@@ -426,7 +428,7 @@ def _table(rows: Sequence[Mapping[str, Any]], kind: np.dtype) -> np.ndarray:
 _KINDS: dict[type[Operation], tuple[int, Callable[[Packing, Any], dict[str, Any]]]] = {
     Linear: (kernels.LINEAR, Packing._linear),
     Activation: (kernels.ACTIVATION, lambda _, own: {"function": [*kernels.ACTIVATIONS].index(own.name)}),
-    Term: (kernels.ACTIVATION, lambda _, own: {"adds": int(own.adds)}),
+    Term: (kernels.ACTIVATION, lambda _, own: {"adds": own.adds, "clips": own.clips}),
     Padding: (kernels.ACTIVATION, lambda _, own: {}),
     Moments: (kernels.MOMENTS, Packing._moments),
     Normalisation: (kernels.NORMALISATION, Packing._normalisation),

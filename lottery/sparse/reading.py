@@ -98,9 +98,10 @@ class Pooling(Operation):
 
 @dataclass(frozen=True)
 class Term(Operation):
-    """A term of a sum: the first is copied, and the others are added to it."""
+    """A term of a sum: the first is copied, and the others are added to it. A relu of no sum is a single term."""
 
     adds: bool
+    clips: bool = False  # a relu follows, which is part of it
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,8 @@ class Network:
 
     def _is_only_normalised(self, tensor: int) -> bool:
         return bool(self.readers(tensor)) and all(
-            isinstance(reader, Moments) or (isinstance(reader, Term) and self._is_only_normalised(reader.target))
+            isinstance(reader, Moments)
+            or (isinstance(reader, Term) and not reader.clips and self._is_only_normalised(reader.target))
             for reader in self.readers(tensor)
         )
 
@@ -149,13 +151,20 @@ class Network:
         """True if it has convolutions."""
         return any(operation.kind != "dense" for operation in self.linear)
 
-    def clip_normalised(self) -> None:
-        """Make a relu a part of the normalisation before it, where nothing else reads what is normalised."""
+    def clip(self) -> None:
+        """Make each relu part of the normalisation or the sum before it, if nothing else reads that, or else a term."""
         for relu in [each for each in self.operations if isinstance(each, Activation) and each.name == "relu"]:
-            halves = [each for each in self.operations if isinstance(each, Moments) and each.target == relu.source]
-            if halves and self.readers(relu.source) == [relu]:
-                clipped = {half: replace(half, target=relu.target, clips=True) for half in halves}
-                self.operations = [clipped.get(each, each) for each in self.operations if each is not relu]
+            numbers = [number for number, each in enumerate(self.operations) if each.target == relu.source]
+            last = self.operations[numbers[-1]] if numbers else None
+            if self.readers(relu.source) == [relu] and isinstance(last, (Moments, Term)):
+                clipping = numbers if isinstance(last, Moments) else numbers[-1:]  # both halves, or the last term
+                for number in numbers:
+                    before: Any = self.operations[number]
+                    self.operations[number] = replace(before, target=relu.target, clips=number in clipping)
+                self.operations.remove(relu)
+            else:
+                place = self.operations.index(relu)
+                self.operations[place] = Term(relu.source, relu.target, adds=False, clips=True)
 
     def new(self, shape: tuple[int, ...]) -> int:
         """Add a tensor of a shape, and return its number."""
@@ -212,7 +221,7 @@ def read(model: Any) -> Network:
         raise Obstacle("a softmax is not the last layer")
     network.has_accuracy = _has_accuracy(model, network.loss)
     network.optimizer = _optimizer(model.optimizer, kernels)
-    network.clip_normalised()
+    network.clip()
     return network
 
 
@@ -302,7 +311,7 @@ class _Reader:
         """Add the activation of a layer to its outputs, if it has one."""
         name = getattr(layer.activation, "__name__", type(layer.activation).__name__)
         name = {"swish": "silu"}.get(name, name)
-        is_known = name in (*self.kernels.ACTIVATIONS, "softmax") and is_keras(layer.activation)
+        is_known = name in (*self.kernels.ACTIVATIONS, "relu", "softmax") and is_keras(layer.activation)
         _refuse(layer, {f"has the activation {name}": not is_known})
         return self.activation(name, source)
 
