@@ -10,7 +10,7 @@ from lottery import weights
 from lottery.errors import LotteryError, missing
 from lottery.masks import Masks
 from lottery.models import graph
-from lottery.models.kerases import evaluating, in_policy, is_keras, keras_of, put_back, tf, traced_call
+from lottery.models.kerases import evaluating, in_policy, is_keras, keras_of, tf, traced_call
 from lottery.pruning import ranking
 
 Scores = dict[str, np.ndarray]
@@ -179,13 +179,8 @@ def softened(model: Any) -> Iterator[Callable[[Any], Any]]:
 @contextlib.contextmanager
 def _restored(model: Any) -> Iterator[None]:
     """Evaluate the loss of a model, and restore its variables, metrics and random states on the way out."""
-    of_metrics = [variable for metric in model.metrics for variable in metric.variables]
-    known = {id(variable) for variable in of_metrics}
-    # Layers of tf_keras 2.21 may keep a counter or a generator that is not among their variables.
-    random = [layer._random_generator for layer in weights.all_layers(model) if hasattr(layer, "_random_generator")]
-    seeds = [(generator, generator._seed) for generator in random if hasattr(generator, "_seed")]
-    states = [generator._generator.state for generator in random if getattr(generator, "_generator", None)]
-    with put_back([*weights.variables(model).values(), *of_metrics, *states]):
+    known = {id(variable) for metric in model.metrics for variable in metric.variables}
+    with weights.undisturbed(model):
         try:
             with evaluating(f"The model {model.name!r} has no loss that can be evaluated and differentiated"):
                 yield
@@ -194,8 +189,6 @@ def _restored(model: Any) -> Iterator[None]:
             for metric in model.metrics:
                 if any(id(variable) not in known for variable in metric.variables):
                     metric.reset_state()
-            for generator, seed in seeds:
-                generator._seed = seed
 
 
 def synaptic_flow(

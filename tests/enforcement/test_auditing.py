@@ -155,13 +155,16 @@ def test_gradients_need_a_compiled_model(rng):
 def test_an_audit_changes_nothing(library, rng):
     library = importlib.import_module(library)
     layers = library.layers
-    normalised = [layers.Dense(5), layers.BatchNormalization(), layers.Dropout(0.5), layers.Dense(3)]
+    dropout = layers.Dropout(0.5, seed=1)
+    normalised = [layers.Dense(5), layers.BatchNormalization(), dropout, layers.Dense(3)]
     model = library.Sequential([layers.InputLayer((6,)), *normalised])
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
     x, y = toy_arrays(rng)[:2]
     model.evaluate(x, y, verbose=0)
     before = weights.read_state(model)
+    counter = getattr(getattr(dropout, "_random_generator", None), "_seed", None)  # of tf_keras
     enforcement.audit(model, {"dense/kernel": rng.random((6, 5)) < 0.5}, batch=(x, y))
+    assert getattr(getattr(dropout, "_random_generator", None), "_seed", None) == counter
     assert weights.fingerprint(weights.read_state(model)) == weights.fingerprint(before)
 
 
