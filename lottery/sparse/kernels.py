@@ -91,26 +91,24 @@ class _Writer:
             place = self.builder.add(begin, loop.index)
             yield place, self.builder.sext(self.builder.load(self.at(offsets, place)), _LONG)
 
-    def image(self, height: Any, width: Any, *images: tuple[Any, Any, Any]) -> Iterator[list[Any]]:
-        """Go through the vectors of images of one size; yield pointers to those at the same place.
-
-        Of each image, there are an array, the place of its first vector, and how far it is from a row to the next.
-        """
+    def vectors(self, *images: Any) -> Iterator[list[Any]]:
+        """Go through images of one size, as `_image` makes them; yield pointers to the vectors at each place."""
+        height, width = images[0][3:]
         with cgutils.for_range(self.builder, height) as row:
             starts = [
                 self.at(array, self.builder.add(start, self.builder.mul(row.index, step)))
-                for array, start, step in images
+                for array, start, step, *_ in images
             ]
             with cgutils.for_range(self.builder, width) as column:
                 lanes = self.builder.mul(column.index, _LONG(WIDTH))
                 yield [self.vector(start, lanes) for start in starts]
 
-    def write(self, adds: Any, height: Any, width: Any, images: list[Any], made: Callable[..., Any]) -> None:
+    def write(self, adds: Any, made: Callable[..., Any], *images: Any) -> None:
         """Write to the last of some images what is made of the others, and with `adds` of what is there."""
         with self.builder.if_else(adds) as (adding, anew):
             for branch in adding, anew:
                 with branch:
-                    for *read, written in self.image(height, width, *images):
+                    for *read, written in self.vectors(*images):
                         # To add -0.0 changes no number.
                         before = self.load(written) if branch is adding else self.constant(-0.0)
                         self.store(made(before, *map(self.load, read)), written)
@@ -175,11 +173,14 @@ def _operation(write: Callable[..., Any]) -> Any:
     @functools.wraps(write)
     def typed(typing: Any, *kinds: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            taken = [
-                context.make_array(kind)(context, builder, argument).data if isinstance(kind, types.Array) else argument
-                for kind, argument in zip(signature.args, arguments, strict=True)
-            ]
-            number = write(_Writer(builder), *taken)
+            def taken(kind: Any, value: Any) -> Any:
+                if isinstance(kind, types.Array):
+                    return context.make_array(kind)(context, builder, value).data
+                if isinstance(kind, types.BaseTuple):
+                    return [taken(part, builder.extract_value(value, place)) for place, part in enumerate(kind)]
+                return value
+
+            number = write(_Writer(builder), *map(taken, signature.args, arguments))
             return context.get_dummy_value() if number is None else number
 
         return returned(*kinds), generate
@@ -254,10 +255,7 @@ def _tile_of_gradients(
 
 
 @_operation
-def _add_products(
-    writer: _Writer, x: Any, x_at: Any, x_step: Any, less: Any, y: Any, y_at: Any, y_step: Any, origin: Any,
-    height: Any, width: Any, scale: Any, shift: Any, sums: Any,
-) -> None:  # fmt: skip
+def _add_products(writer: _Writer, x: Any, less: Any, y: Any, origin: Any, scale: Any, shift: Any, sums: Any) -> None:
     """Add up an image x, less a number, and its products with an image y, less a number; write a vector of each.
 
     Leave out the entries of x where y, scaled and shifted, is not above zero.
@@ -266,7 +264,7 @@ def _add_products(
     less, origin, scale, shift = (writer.splat(number) for number in (less, origin, scale, shift))
     for total in totals:
         builder.store(writer.constant(0.0), total)
-    for own, other in writer.image(height, width, (x, x_at, x_step), (y, y_at, y_step)):
+    for own, other in writer.vectors(x, y):
         factor = writer.load(other)
         left = builder.fsub(writer.above_zero(writer.affine(factor, scale, shift), writer.load(own)), less)
         builder.store(builder.fadd(builder.load(totals[0]), left), totals[0])
@@ -277,10 +275,7 @@ def _add_products(
 
 
 @_operation
-def _scale(
-    writer: _Writer, x: Any, x_at: Any, x_step: Any, z: Any, z_at: Any, z_step: Any, height: Any, width: Any,
-    factor: Any, added: Any, least: Any, adds: Any,
-) -> None:  # fmt: skip
+def _scale(writer: _Writer, x: Any, z: Any, factor: Any, added: Any, least: Any, adds: Any) -> None:
     """Write an image, times a number plus a number, to another, or with `adds` add it there; at least a number."""
     factor, added, least = (writer.splat(number) for number in (factor, added, least))
 
@@ -288,22 +283,22 @@ def _scale(
         total = writer.builder.fadd(before, writer.affine(value, factor, added))
         return writer.builder.select(writer.builder.fcmp_ordered("<=", total, least), least, total)
 
-    writer.write(adds, height, width, [(x, x_at, x_step), (z, z_at, z_step)], made)
+    writer.write(adds, made, x, z)
 
 
 @_operation
-def _clip(writer: _Writer, a: Any, d: Any, at: Any, step: Any, height: Any, width: Any) -> None:
+def _clip(writer: _Writer, a: Any, d: Any) -> None:
     """Make the gradients of an image zero where its values are not above zero."""
-    for value, slope in writer.image(height, width, (a, at, step), (d, at, step)):
+    for value, slope in writer.vectors(a, d):
         writer.store(writer.above_zero(writer.load(value), writer.load(slope)), slope)
 
 
 @_operation
-def _normalise_slopes(
-    writer: _Writer, a: Any, d: Any, x_at: Any, x_step: Any, z_at: Any, z_step: Any, height: Any, width: Any,
-    scale: Any, shift: Any, factor: Any, mean: Any, slope: Any, added: Any, adds: Any,
+def _slopes_of_normalised(
+    writer: _Writer, of_z: Any, x: Any, of_x: Any, scale: Any, shift: Any, factor: Any, mean: Any, slope: Any,
+    added: Any, adds: Any,
 ) -> None:  # fmt: skip
-    """Write, or with `adds` add, the gradients of an image x from those of the normalised image z.
+    """Write, or with `adds` add, the gradients of an image x from those of z, which is x normalised.
 
     Leave out those where x, scaled and shifted, is not above zero.
     """
@@ -315,7 +310,7 @@ def _normalise_slopes(
         own = builder.fmul(writer.above_zero(writer.affine(values, scale, shift), slopes), factor)
         return builder.fadd(before, builder.fadd(own, writer.affine(builder.fsub(values, mean), slope, added)))
 
-    writer.write(adds, height, width, [(d, z_at, z_step), (a, x_at, x_step), (d, x_at, x_step)], made)
+    writer.write(adds, made, of_z, x, of_x)
 
 
 def _of_windows(write: Callable[[_Writer, list[Any], list[Any]], None]) -> Any:
@@ -417,6 +412,12 @@ def _row(values: Any, tensor: Any, block: int, channel: int, row: int) -> Any:
 def _corner(tensor: Any, block: int, channel: int) -> int:
     """Return where an image of a tensor begins."""
     return tensor.start + block * tensor.block + channel * tensor.plane
+
+
+@_compiled
+def _image(values: Any, tensor: Any, block: int, channel: int) -> Any:
+    """Return an image of a tensor: where it begins, how far it is from a row to the next, and its size in vectors."""
+    return values, _corner(tensor, block, channel), tensor.row, tensor.height, tensor.width
 
 
 @_compiled
@@ -887,25 +888,9 @@ def _gradients_of_biases(memory: Any, operation: Any, made: Any, first: int, las
     """Add up the gradients of each channel of outputs over some blocks."""
     for block in range(first, last):
         for channel in range(made.channels):
-            at = _corner(made, block, channel)
-            if not operation.is_single:
-                _add_products(
-                    memory.d,
-                    at,
-                    made.row,
-                    _0,
-                    memory.d,
-                    at,
-                    made.row,
-                    _0,
-                    made.height,
-                    made.width,
-                    _0,
-                    _1,
-                    memory.lanes,
-                )
-            found = _sum_of(memory.d, at) if operation.is_single else _sum_of(memory.lanes, 0)
-            memory.gradients[operation.bias + channel] += found
+            slopes = _image(memory.d, made, block, channel)
+            _add_products(slopes, _0, slopes, _0, _0, _1, memory.lanes)
+            memory.gradients[operation.bias + channel] += _sum_of(memory.lanes, 0)
 
 
 @_inlined
@@ -930,24 +915,20 @@ def _activation(layout: Any, memory: Any, operation: Any, block: int, channel: i
     One that `clips` is a relu, or a sum and a relu in one.
     """
     z, a = layout.tensors[operation.source], layout.tensors[operation.target]
-    read, written, is_apart = _corner(z, block, channel), _corner(a, block, channel), a.start != z.start
+    read, written = _image(memory.a, z, block, channel), _image(memory.a, a, block, channel)
+    of_read, of_written = _image(memory.d, z, block, channel), _image(memory.d, a, block, channel)
+    is_apart = a.start != z.start
     if is_forward and (is_apart or operation.clips):
-        _scale(
-            memory.a, read, z.row, memory.a, written, a.row, z.height, z.width, _1, _0, _least(operation),
-            operation.adds != 0,
-        )  # fmt: skip
+        _scale(read, written, _1, _0, _least(operation), operation.adds != 0)
     index = 0
     for function in literal_unroll(_ACTIVATIONS):
         if operation.function == index:
             function(memory.a, memory.d, z, a, block, channel, is_forward)
         index += 1
     if not is_forward and operation.clips:
-        _clip(memory.a, memory.d, written, a.row, a.height, a.width)
+        _clip(written, of_written)
     if is_apart and not is_forward and operation.source_needed:
-        _scale(
-            memory.d, written, a.row, memory.d, read, z.row, z.height, z.width, _1, _0, -_INFINITE,
-            operation.source_adds != 0,
-        )  # fmt: skip
+        _scale(of_written, of_read, _1, _0, -_INFINITE, operation.source_adds != 0)
 
 
 @_compiled
@@ -1043,23 +1024,19 @@ def _clips_by(operation: Any, sums: Any) -> Any:
 def _moments(layout: Any, memory: Any, operation: Any, num: int, block: int, channel: int, is_forward: Any) -> None:
     """Add a block's part to the two sums of a channel."""
     x, z = layout.tensors[operation.source], layout.tensors[operation.target]
-    sums, lanes, at = memory.channels[operation.channel + channel], memory.lanes, _corner(x, block, channel)
+    sums, lanes = memory.channels[operation.channel + channel], memory.lanes
+    values, slopes = _image(memory.a, x, block, channel), _image(memory.d, z, block, channel)
     if block == 0:
         sums[_TOTAL], sums[_PRODUCT] = 0.0, 0.0
         if is_forward:
-            sums[_FROM] = memory.a[at]
+            sums[_FROM] = memory.a[_corner(x, block, channel)]
     origin = np.float32(sums[_FROM] if is_forward else sums[_MEAN])
     inverse = 1.0 if is_forward else sums[_INVERSE]
     if is_forward:
-        _add_products(
-            memory.a, at, x.row, origin, memory.a, at, x.row, origin, x.height, x.width, _0, _1, lanes
-        )  # fmt: skip
+        _add_products(values, origin, values, origin, _0, _1, lanes)
     else:
         scale, shift = _clips_by(operation, sums)
-        _add_products(
-            memory.d, _corner(z, block, channel), z.row, _0, memory.a, at, x.row, origin, x.height, x.width, scale,
-            shift, lanes,
-        )  # fmt: skip
+        _add_products(slopes, _0, values, origin, scale, shift, lanes)
     for lane in range(WIDTH):
         if block * WIDTH + lane < num:
             sums[_TOTAL] += lanes[lane]
@@ -1095,10 +1072,8 @@ def _normalise(
     sums = memory.channels[operation.channel + channel]
     if block == 0:
         _end_moments(sums, state, operation, channel, num * x.height * x.width, is_training)
-    _scale(
-        memory.a, _corner(x, block, channel), x.row, memory.a, _corner(z, block, channel), z.row, x.height, x.width,
-        np.float32(sums[_SCALE]), np.float32(sums[_SHIFT]), _least(operation), _NO,
-    )  # fmt: skip
+    values, target = _image(memory.a, x, block, channel), _image(memory.a, z, block, channel)
+    _scale(values, target, np.float32(sums[_SCALE]), np.float32(sums[_SHIFT]), _least(operation), _NO)
 
 
 @_compiled
@@ -1120,8 +1095,8 @@ def _normalise_backward(
     slope = -factor * np.float32(sums[_PRODUCT] / count * sums[_INVERSE])
     shift = -factor * np.float32(sums[_TOTAL] / count)
     clip_scale, clip_shift = _clips_by(operation, sums)
-    _normalise_slopes(
-        memory.a, memory.d, _corner(x, block, channel), x.row, _corner(z, block, channel), z.row, x.height, x.width,
+    _slopes_of_normalised(
+        _image(memory.d, z, block, channel), _image(memory.a, x, block, channel), _image(memory.d, x, block, channel),
         clip_scale, clip_shift, factor, np.float32(sums[_MEAN]), slope, shift, operation.source_adds != 0,
     )  # fmt: skip
     if block == len(memory.targets) - 1 and num % WIDTH:
