@@ -176,8 +176,8 @@ def _operation(write: Callable[..., Any]) -> Any:
             def taken(kind: Any, value: Any) -> Any:
                 if isinstance(kind, types.Array):
                     return context.make_array(kind)(context, builder, value).data
-                if isinstance(kind, types.BaseTuple):
-                    return [taken(part, builder.extract_value(value, place)) for place, part in enumerate(kind)]
+                if isinstance(kind, types.Tuple):
+                    return [taken(part, builder.extract_value(value, place)) for place, part in enumerate(kind.types)]
                 return value
 
             number = write(_Writer(builder), *map(taken, signature.args, arguments))
@@ -376,8 +376,7 @@ def _sum_of(writer: _Writer, array: Any, start: Any) -> Any:
     return writer.sum(writer.load(writer.vector(array, start)))
 
 
-@intrinsic
-def _uncounted(typing: Any, kind: Any) -> Any:
+def _without_counts(typing: Any, kind: Any) -> Any:
     """Return a tuple with its arrays, whose references numba no longer counts.
 
     It would count them at each call: for a small image, that takes longer than the arithmetic.
@@ -395,6 +394,7 @@ def _uncounted(typing: Any, kind: Any) -> Any:
     return kind(kind), generate
 
 
+_uncounted: Any = intrinsic(_without_counts)
 _YES, _NO = np.bool_(True), np.bool_(False)  # for each of Python's own two, numba would compile a function again
 
 
