@@ -1,18 +1,16 @@
 """The bridge to built Keras 3 and tf_keras models: stable names of variables, prunable weights, reading, assigning."""
 
-import contextlib
 import hashlib
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from lottery import masks as masks_module
 from lottery.errors import LotteryError, missing
-from lottery.models.kerases import put_back
 
 _BIAS, _SCALE = "a bias", "a scale or a shift"
 
@@ -150,22 +148,6 @@ def all_layers(model: Any) -> list[Any]:
     """List a model and the layers in it, those within other layers too, in the order in which Keras tracks them."""
     # `model.layers` stops at the first depth, and both libraries offer nothing else (Keras 3.15, tf_keras 2.21).
     return list(model._flatten_layers())
-
-
-@contextlib.contextmanager
-def undisturbed(model: Any) -> Iterator[None]:
-    """Put the variables, metrics and random states of a model back as they were when this ends."""
-    of_metrics = [variable for metric in model.metrics for variable in metric.variables]
-    # Layers of tf_keras 2.21 may keep a counter or a generator that is not among their variables.
-    random = [layer._random_generator for layer in all_layers(model) if hasattr(layer, "_random_generator")]
-    seeds = [(generator, generator._seed) for generator in random if hasattr(generator, "_seed")]
-    states = [generator._generator.state for generator in random if getattr(generator, "_generator", None)]
-    try:
-        with put_back([*variables(model).values(), *of_metrics, *states]):
-            yield
-    finally:
-        for generator, seed in seeds:
-            generator._seed = seed
 
 
 def children(layer: Any) -> list[Any]:

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from lottery import weights
 from lottery.enforcement.callbacks import FitCallback
 from lottery.enforcement.entries import PRESENT, Held, HeldAt, adapted, held, refuse_adapted, words
 from lottery.enforcement.patching import Method, replaced
 from lottery.errors import LotteryError
 from lottery.models import optimizers
-from lottery.models.kerases import evaluating
+from lottery.models.kerases import evaluating, undisturbed
 
 
 @dataclass(frozen=True)
@@ -150,7 +149,7 @@ def _gradients(model: Any, batch: Any) -> dict[int, np.ndarray]:
         raise LotteryError("audit: `batch` must be a pair, inputs and labels, or these and the weights of examples.")
     refused = f"audit: the loss of the model {model.name!r} cannot be computed on the batch"
     # Normalisation, dropout and metrics change their variables in training.
-    with weights.undisturbed(model), evaluating(refused), tf.GradientTape() as tape:
+    with undisturbed(model), evaluating(refused), tf.GradientTape() as tape:
         # Labels may be None too, of a loss that takes none; they must not be left out before the weights of examples.
         x, y, *rest = (None if part is None else _tensors(part) for part in batch)
         loss = model.compute_loss(x, y, model(x, training=True), *rest)

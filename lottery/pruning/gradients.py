@@ -10,7 +10,7 @@ from lottery import weights
 from lottery.errors import LotteryError, missing
 from lottery.masks import Masks
 from lottery.models import graph
-from lottery.models.kerases import evaluating, in_policy, is_keras, keras_of, tf, traced_call
+from lottery.models.kerases import evaluating, in_policy, is_keras, keras_of, tf, traced_call, undisturbed
 from lottery.pruning import ranking
 
 Scores = dict[str, np.ndarray]
@@ -180,7 +180,7 @@ def softened(model: Any) -> Iterator[Callable[[Any], Any]]:
 def _restored(model: Any) -> Iterator[None]:
     """Evaluate the loss of a model, and restore its variables, metrics and random states on the way out."""
     known = {id(variable) for metric in model.metrics for variable in metric.variables}
-    with weights.undisturbed(model):
+    with undisturbed(model):
         try:
             with evaluating(f"The model {model.name!r} has no loss that can be evaluated and differentiated"):
                 yield
