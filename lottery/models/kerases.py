@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lottery import weights
 from lottery.errors import LotteryError
 
 LIBRARIES = ("keras", "tf_keras")
@@ -76,15 +75,15 @@ def put_back(touched: Iterable[Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def undisturbed(model: Any) -> Iterator[None]:
+def undisturbed(model: Any, variables: Iterable[Any]) -> Iterator[None]:
     """Put the variables, metrics and random states of a model back as they were when this ends."""
     of_metrics = [variable for metric in model.metrics for variable in metric.variables]
     # Layers of tf_keras 2.21 may keep a counter or a generator that is not among their variables.
-    random = [layer._random_generator for layer in weights.all_layers(model) if hasattr(layer, "_random_generator")]
+    random = [layer._random_generator for layer in model._flatten_layers() if hasattr(layer, "_random_generator")]
     seeds = [(generator, generator._seed) for generator in random if hasattr(generator, "_seed")]
     states = [generator._generator.state for generator in random if getattr(generator, "_generator", None)]
     try:
-        with put_back([*weights.variables(model).values(), *of_metrics, *states]):
+        with put_back([*variables, *of_metrics, *states]):
             yield
     finally:
         for generator, seed in seeds:

@@ -180,7 +180,7 @@ def softened(model: Any) -> Iterator[Callable[[Any], Any]]:
 def _restored(model: Any) -> Iterator[None]:
     """Evaluate the loss of a model, and restore its variables, metrics and random states on the way out."""
     known = {id(variable) for metric in model.metrics for variable in metric.variables}
-    with undisturbed(model):
+    with undisturbed(model, weights.variables(model).values()):
         try:
             with evaluating(f"The model {model.name!r} has no loss that can be evaluated and differentiated"):
                 yield
