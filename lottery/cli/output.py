@@ -81,6 +81,11 @@ def means(
     A column without any value, such as the accuracy of a model that measures none, is left out. A narrow terminal
     leaves out the columns of `leave_out` first, in this order.
     """
+    if "density" in keys:
+        # Where whole units are pruned, the replicates of a round have densities of their own.
+        others = [key for key in keys if key != "density"]
+        density = frame.groupby(others, dropna=False)["density"].transform("mean")
+        frame = frame.assign(density=density)
     groups = frame.groupby(list(keys), sort=False, dropna=False)
     found = groups[[column for column in columns if frame[column].notna().any()]].mean()
     if count:

@@ -13,6 +13,7 @@ import typer
 
 from lottery import cli, tickets
 from lottery.analysis import ANALYSES
+from lottery.cli import output
 from lottery.statistics import published
 
 RULE = re.compile("[─━╸╺]+")
@@ -234,6 +235,15 @@ def test_the_verdict_is_of_all_rounds_where_the_table_is_of_one(printed):
     assert whole.splitlines()[0] == one.splitlines()[0] and one.startswith("Winning tickets down to 51.6 %")
     assert len(re.findall(r"^ +[0-3] +[\d.]+ %", whole, re.M)) == 4
     assert re.findall(r"^ +([0-3]) +[\d.]+ %", one, re.M) == ["2"]
+
+
+def test_replicates_with_densities_of_their_own_are_averaged(capsys):
+    """As where whole units are pruned, of which a layer may keep more in a replicate than in another."""
+    rows = [(1, 0.5, "a/kernel", 0.25), (1, 0.5, "b/kernel", 3.0), (1, 0.25, "a/kernel", 0.5), (1, 0.25, "b/kernel", 4.0)]
+    frame = pd.DataFrame(rows, columns=["round", "density", "weight", "norm"])
+    output.means(frame, ["round", "density", "weight"], ["norm"], count="replicates")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if "kernel" in line]
+    assert lines == [["1", "37.5", "%", "a/kernel", "2", "0.3750"], ["1", "37.5", "%", "b/kernel", "2", "3.5000"]]
 
 
 def test_the_criteria_and_other_names_that_exist_are_in_the_help_of_run(printed, monkeypatch):
