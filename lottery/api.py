@@ -228,6 +228,7 @@ def run(
     """
     if isinstance(experiment, Run):
         experiment = experiment.path
+    _check_overrides(overrides)
     _check_places(experiment=experiment, overrides=overrides)
     ingredients, execution = _divided(model, data, options, config.names_network(experiment, overrides))
     return Run(running.run(experiment, overrides, ingredients, out, execution))
@@ -265,6 +266,7 @@ def sweep(
     Raises:
         LotteryError, Stopped: As for `run`; before any training if an experiment is wrong.
     """
+    _check_overrides(overrides)
     points = sweeping.points(source, overrides)
     import_code = import_code or config.names_network(source, overrides)
     return [Run(path) for path in sweeping.sweep(points, out, Execution(**options), import_code=import_code)]
@@ -298,9 +300,17 @@ def branch(
     Raises:
         LotteryError, Stopped: As for `run`; or there is no such run, round, replicate or branch.
     """
+    _check_overrides(overrides)
     replicate = options.pop("replicate", None)
     branching.branch(run, kind, rounds, overrides, replicate, *_divided(model, data, options))
     return Run(Path(run))
+
+
+def _check_overrides(overrides: Any) -> None:
+    """Raise `LotteryError` if overrides are words, as the command line takes them."""
+    words = [overrides] if isinstance(overrides, str) else overrides
+    if isinstance(words, list) and all(isinstance(word, str) for word in words):
+        raise LotteryError(f'overrides must be tables, such as {{"train": {{"num_steps": 300}}}}, not {overrides!r}.')
 
 
 def _check_places(**arguments: Any) -> None:

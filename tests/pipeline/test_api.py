@@ -88,6 +88,18 @@ def test_what_stands_in_the_wrong_place_is_named(arguments, message, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("words", ["train.num_steps=300", ["train.num_steps=300"]])
+def test_overrides_as_the_command_line_takes_them_are_refused(small_run, words, tmp_path):
+    calls = (
+        lambda: lottery.run(None, words, out=tmp_path),
+        lambda: lottery.sweep({"sweep": {"prune.rate": [0.2]}}, words, out=tmp_path),
+        lambda: lottery.branch(small_run, "transfer", overrides=words),
+    )
+    for call in calls:
+        with pytest.raises(LotteryError, match=r'overrides must be tables, such as \{"train": .*, not .*num_steps=300'):
+            call()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
