@@ -171,6 +171,8 @@ def rule_for(experiment: config.Experiment, tolerance: float | None = None, metr
     rewind = experiment.rewind
     if tolerance is None:
         tolerance = metric.tolerance
+    if not 0 <= tolerance <= 1:
+        raise LotteryError(f"tolerance must be a fraction in [0, 1], not {tolerance:g}.")
     return Rule(
         word=WINNING if rewind.step == 0 and rewind.mode == "weights" else MATCHING,
         tolerance=tolerance,

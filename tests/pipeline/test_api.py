@@ -66,6 +66,13 @@ def test_what_a_newcomer_looks_for_is_there(small_run):
     assert lottery.prune is lottery.pruning.prune
 
 
+@pytest.mark.parametrize("tolerance", [2, -0.002])  # 2 points, or a loss with its sign
+def test_a_tolerance_that_is_no_fraction_is_refused(small_run, tolerance, tmp_path):
+    for call in (small_run.verdict, lambda tolerance: small_run.report(tmp_path / "a.html", tolerance)):
+        with pytest.raises(LotteryError, match=rf"tolerance must be a fraction in \[0, 1\], not {tolerance}"):
+            call(tolerance)
+
+
 def build_model():
     raise AssertionError("is not called")
 
