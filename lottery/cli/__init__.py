@@ -1,5 +1,7 @@
 """The command line: thin commands, each of which imports the modules that it calls."""
 
+import codecs
+import io
 import logging
 import os
 import sys
@@ -46,8 +48,22 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
         raise typer.Exit
 
 
+# Signs in our output that encodings of eight bits lack. Of a number, no minus sign may be lost.
+_ASCII = {"−": "-", "±": "+-", "≥": ">=", "─": "-"}
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    """Return what to write for characters that the encoding of the output lacks, and where to go on."""
+    assert isinstance(error, UnicodeEncodeError)
+    lacking = error.object[error.start : error.end]
+    return "".join(_ASCII.get(char, "?") for char in lacking), error.end
+
+
 def main() -> None:
     """Run the command `lottery`."""
+    codecs.register_error("in_ascii", _in_ascii)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="in_ascii")
     # TF_CPP_MIN_LOG_LEVEL silences the C++ of TensorFlow, and not its Python.
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     for name in ("stdout", "stderr"):

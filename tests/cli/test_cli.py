@@ -53,6 +53,15 @@ def test_a_reader_that_is_gone_has_a_status_of_its_own(words, tmp_path):
     assert done.returncode == 141 and done.stderr == ""  # 1 means that verify or check found something wrong
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_signs_that_the_encoding_of_the_output_lacks_are_in_ascii(small_run, encoding):
+    command = [sys.executable, "-m", "lottery", "show", str(small_run.path), "--long"]
+    environment = {**ENVIRONMENT, "PYTHONIOENCODING": encoding}
+    done = subprocess.run(command, capture_output=True, encoding=encoding, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "in percentage points" in done.stdout and "ticket - dense" in done.stdout
+
+
 def test_a_command_that_is_named_can_be_pasted(lottery, small_run, tmp_path):
     shutil.copytree(small_run.path, tmp_path / "my runs" / "one")
     done = lottery("show", tmp_path / "my runs" / "one")
