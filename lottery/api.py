@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,12 +121,11 @@ class Run:
                 reads by: ``rounds``, or ``round`` and ``matched`` of an overlap.
 
         Raises:
-            LotteryError: There is no such kind, or the run lacks what it shows.
+            LotteryError: There is no such kind, or it has no such option, or the run lacks what it shows.
         """
-        reading = {key: options[key] for key in ("rounds", "round", "matched") if key in options}
-        table = plots.read(self.path, kind, **reading)
-        of_table = reading.keys() - set(plots.options_of(kind))
-        return plots.drawn(table, kind, **{key: options[key] for key in options if key not in of_table})
+        table = plots.read(self.path, kind, **options)  # which takes the options that it knows
+        of_table = inspect.signature(plots.kinds()[kind].table).parameters.keys() - set(plots.options_of(kind))
+        return plots.drawn(table, kind, **{key: value for key, value in options.items() if key not in of_table})
 
     def report(self, out: str | Path, tolerance: float | None = None, author: str = "") -> Path:
         """Write the HTML page about this run, and return its path; see `lottery.report.write`."""

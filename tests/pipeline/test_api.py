@@ -66,6 +66,12 @@ def test_what_a_newcomer_looks_for_is_there(small_run):
     assert lottery.prune is lottery.pruning.prune
 
 
+def test_a_figure_takes_rounds_where_it_draws_rounds_alone(small_run):
+    assert small_run.plot("inputs", rounds=[0, 2]) and small_run.plot("overlap", round=2, matched=False)
+    with pytest.raises(LotteryError, match="accuracy has no option 'rounds'"):
+        small_run.plot("accuracy", rounds=[0, 2])
+
+
 @pytest.mark.parametrize("tolerance", [2, -0.002])  # 2 points, or a loss with its sign
 def test_a_tolerance_that_is_no_fraction_is_refused(small_run, tolerance, tmp_path):
     for call in (small_run.verdict, lambda tolerance: small_run.report(tmp_path / "a.html", tolerance)):
