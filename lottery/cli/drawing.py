@@ -131,8 +131,10 @@ def _read(run: Path, kind: str, replicate: int | None, round: int | None, rounds
 
     from lottery import plots
 
+    if rounds and round is not None:
+        raise LotteryError("Use --round or --rounds, not both.")
     # Kinds that draw several rounds take --round, too.
-    if not rounds and round is not None:
+    if round is not None:
         rounds = [round]
     table = plots.read(run, kind, round=round, rounds=rounds)
     if table.empty:  # the figure says why
