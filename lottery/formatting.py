@@ -72,7 +72,7 @@ def are_numbers(cells: Iterable[str]) -> bool:
 
 def ends(low: float, high: float, form: str = "+.4f") -> str:
     """Format the ends of an interval."""
-    return f"{formatted(low, form)} to {formatted(high, form)}" if abs(low) != float("inf") else "not known"
+    return f"{formatted(low, form)} to {formatted(high, form)}" if math.isfinite(low) else "not known"
 
 
 def points(*differences: float) -> list[str]:
@@ -155,7 +155,7 @@ def wrapped(text: str, width: int | None) -> str:
     if width is None:
         return text
     lines = (
-        textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False, drop_whitespace=True)
+        textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
         for line in unbroken(text).split("\n")
     )
     # textwrap breaks lines at plain spaces alone.

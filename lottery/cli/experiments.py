@@ -1,5 +1,6 @@
 """The commands about experiments: which come with the package, and what one would train."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +10,7 @@ from typer import Argument, Option
 from lottery.cli import options, output
 from lottery.cli.commands import App
 from lottery.errors import LotteryError
-from lottery.formatting import number, percent
+from lottery.formatting import number
 from lottery.text_tables import Table, frame
 
 if TYPE_CHECKING:
@@ -157,10 +158,10 @@ def _time(planned: "config.Experiment", imports: bool) -> str:
 
 def _as_texts(rows: Table) -> Table:
     """Format the numbers of a plan; a number that is not known is an empty cell."""
-    shown = {"density": rows["density"].map(percent)}
-    for key in rows.columns.intersection(["replicates", "for_all_rounds"]):
-        shown[key] = rows[key].map(lambda value: number(value, ",.0f"))
-    for key, form in (("difference", "+.2f"), ("std", ".2f")):
-        if key in rows:
-            shown[key] = rows[key].map(lambda value, form=form: number(100 * value, form))
-    return rows.assign(**shown)
+    forms: dict[str, Callable[[float], str]] = {
+        "replicates": lambda value: number(value, ",.0f"),
+        "for_all_rounds": lambda value: number(value, ",.0f"),
+        "difference": lambda value: number(100 * value, "+.2f"),
+        "std": lambda value: number(100 * value, ".2f"),
+    }
+    return rows.assign(**{key: rows[key].map(form) for key, form in forms.items() if key in rows})

@@ -10,14 +10,14 @@ from typer import Option
 
 from lottery import formatting
 from lottery.errors import printable
-from lottery.text_tables import TextTable
+from lottery.text_tables import BAD, GOOD, OPEN, TextTable
 
 # Heads of columns that are not the name in rows and CSV with spaces; one name for one quantity in all tables.
 HEADS = {
     "num_kept": "kept", "difference_by_mean": "vs dense", "speedup": "theoretical speed-up",
     "multiply_adds": "multiply-adds", "batch_norm": "BatchNorm", "spent_steps": "steps in all",
-    "spent_multiply_adds": "multiply-adds in all", "choice": "also called", "parameter_compression":
-    "with all parameters",
+    "spent_multiply_adds": "multiply-adds in all", "choice": "also called",
+    "parameter_compression": "with all parameters",
 }  # fmt: skip
 
 # Columns that are never left out, and columns of prose, which may take several lines, with their least width.
@@ -27,7 +27,7 @@ KEPT = {
 }  # fmt: skip
 PROSE = {"reproduces": 12, "claim": 12, "source": 8, "stated (bound)": 9, "measured": 9}
 
-COLOURS = {"good": "green", "open": "yellow", "bad": "red"}
+COLOURS = {GOOD: "green", OPEN: "yellow", BAD: "red"}
 GAP = 2  # between two columns
 
 

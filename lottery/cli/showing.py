@@ -15,7 +15,8 @@ from lottery.cli import options, output
 from lottery.cli.options import Out, Replicate, Round, RunPath, Tolerance
 from lottery.errors import LotteryError, unknown
 
-INTERVALS = SEEDS, TWO_WAY = "seeds", "two_way"
+SEEDS, TWO_WAY = "seeds", "two_way"
+INTERVALS = (SEEDS, TWO_WAY)
 
 
 def ls(out: Out = Path("runs"), *, as_data: output.AsData) -> None:

@@ -33,7 +33,6 @@ WithFormats = listing('Formats, and the file that "all" writes of each', lambda:
 @app.command("ls", short_help="List a run's tickets.")
 def tickets_ls(run: options.RunPath, as_data: output.AsData) -> None:
     """List a run's tickets, and which of them `best` and `smallest_matching` mean."""
-    from lottery.formatting import percent
     from lottery.statistics.metric import ACCURACY, LOSS
     from lottery.tickets import from_run
 
@@ -45,7 +44,7 @@ def tickets_ls(run: options.RunPath, as_data: output.AsData) -> None:
     if found.empty:
         output.say("No pruned round is complete yet.")
         return
-    formats = {"density": percent, f"test_{measure.what}": measure.value, "vs_dense": measure.change}
+    formats = {f"test_{measure.what}": measure.value, "vs_dense": measure.change}
     found = found.assign(**{name: found[name].map(how) for name, how in formats.items()})
     output.rows(found, leave_out=("num_kept", "vs_dense"))
     best = "lowest mean validation loss" if measure is LOSS else "highest mean validation accuracy"

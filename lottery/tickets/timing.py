@@ -73,7 +73,8 @@ def latency(
     for name, model in models.items():
         inputs: Any = tf.convert_to_tensor(np.asarray(by_name[name], chain.input_type(model)))
         with evaluating(f"The model {name!r} cannot be timed on the example"):
-            calls[name] = _compiled(model, inputs)
+            # The model is no argument of the call, not even by default: each call would look through it.
+            calls[name] = functools.partial(traced_call(model, inputs), inputs)
     first = {name: _seconds(call, 3, clock) for name, call in calls.items()}
     # A turn of one short call would measure the clock.
     num_calls = {name: max(1, round(_LEAST_SECONDS / max(seconds, 1e-6))) for name, seconds in first.items()}
@@ -85,12 +86,6 @@ def latency(
         for name in names[begin:] + names[:begin]:
             measured[name].append(_seconds(calls[name], num_calls[name], clock))
     return {name: statistics.median(seconds) for name, seconds in measured.items()}
-
-
-def _compiled(model: Any, inputs: Any) -> Callable[[], Any]:
-    # The model is no argument of the call, not even by default: each call would look through it.
-    traced = traced_call(model, inputs)
-    return functools.partial(traced, inputs)
 
 
 def _seconds(call: Callable[[], Any], num_calls: int, clock: Callable[[], float]) -> float:
