@@ -126,7 +126,9 @@ def ranges(numbers: Iterable[int], noun: str = "") -> str:
     groups = itertools.groupby(enumerate(ordered), key=lambda pair: pair[1] - pair[0])
     parts = [[num for _, num in group] for _, group in groups]
     text = ", ".join(f"{part[0]} to {part[-1]}" if len(part) > 2 else ", ".join(map(str, part)) for part in parts)
-    return f"{noun}{'s' if len(ordered) > 1 else ''} {text}" if noun else text
+    if not noun:
+        return text
+    return f"{noun}s {text}" if len(ordered) > 1 else f"{noun} {text}"
 
 
 def plain(value: Any) -> str:
@@ -167,6 +169,6 @@ def formatted(value: float, form: str) -> str:
     text = f"{value:{form}}"
     if not text.startswith("-"):
         return text
-    is_zero = not re.search("[1-9]|inf", text)
-    sign = "−" if not is_zero else "+" if "+" in form else ""
-    return sign + text[1:]
+    if re.search("[1-9]|inf", text):
+        return "−" + text[1:]
+    return formatted(0.0, form)

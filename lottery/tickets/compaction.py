@@ -75,7 +75,7 @@ def compact(model: Any, drop_inputs: bool = False) -> Compacted:
     unread = _unread(keras_of(model), links, segments)
     inputs, shape = np.arange(unread.size), links[0].before
     if drop_inputs:
-        inputs = np.arange(1) if unread.all() else np.flatnonzero(~unread)  # Keras needs one
+        inputs = np.arange(1) if unread.all() else np.flatnonzero(~unread)  # Keras needs an input
         shape = (inputs.size,)
         pieces = chain.flat_pieces(first, segments, inputs)
     else:
