@@ -6,6 +6,7 @@ interval here allows for both.
 
 import itertools
 import math
+import statistics
 from pathlib import Path
 from typing import NamedTuple
 
@@ -121,7 +122,9 @@ def table(run: Path, tolerance: float = ACCURACY.tolerance, confidence: float = 
         verdict = two_way_verdict = ""
         if against == "dense":
             verdict, two_way_verdict = rule.verdict(*seeds), rule.verdict(*both)
-        place = measure, round, tickets[replicates[0]].record["density"], against
+        # Where whole units are pruned, each replicate has a density of its own.
+        density = statistics.fmean(tickets[number].record["density"] for number in replicates)
+        place = measure, round, density, against
         lines.append((*place, *differences.shape, mean, *seeds, verdict, *both, two_way_verdict))
     return frame(lines, COLUMNS)
 

@@ -80,6 +80,10 @@ def test_the_table_has_every_pair(monkeypatch, small_run):
         ["random_mask", 1, 2, 100],
     ]
     assert first["mean"].tolist() == pytest.approx([0.1, 0.065, 0.155])
+    units = [network("ticket", 0, 1, 50), network("ticket", 0, 2, 50), network("ticket", 1, 1, 50, 0.75)]
+    monkeypatch.setattr(two_way, "stored_rounds", lambda run: iter([*units, network("ticket", 1, 2, 50, 0.25)]))
+    assert set(two_way.table(small_run.path)["density"]) == {0.5}
+    monkeypatch.setattr(two_way, "stored_rounds", lambda run: iter(NETWORKS))
     # All replicates gain the same ten examples of a hundred: over seeds that is certain, over examples it is not.
     line = first.iloc[0]
     assert line["low"] == line["high"] == pytest.approx(0.1)
