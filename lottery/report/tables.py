@@ -109,11 +109,12 @@ def by_weight(run: ReportedRun) -> TextTable:
 def barriers(run: ReportedRun) -> TextTable | None:
     """List the error barriers of linear mode connectivity."""
     rows = []
-    for key, part in run.table("instability").groupby(["round", "step", "density", "batch_norm", "split"], sort=True):
-        round, step, density, batch_norm, split = key
+    # Not by density: where whole units are pruned, each replicate has its own.
+    for key, part in run.table("instability").groupby(["round", "step", "batch_norm", "split"], sort=True):
+        round, step, batch_norm, split = key
         means = part[["ends", "highest", "barrier"]].mean()
         stable = "stable" if means["barrier"] < STABLE else "not stable"
-        where = [str(round), percent(density), f"{step:,}", split, batch_norm, str(len(part))]
+        where = [str(round), percent(part["density"].mean()), f"{step:,}", split, batch_norm, str(len(part))]
         rows.append([*where, *(f"{100 * mean:.2f}" for mean in means), stable])
     if not rows:
         return None

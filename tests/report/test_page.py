@@ -7,6 +7,7 @@ import io
 import re
 import shutil
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -193,6 +194,15 @@ def test_runs_of_other_accuracies_are_neither_compared_nor_drawn_together(small_
     sentence = "Runs with other data, another seed or another metric have no pairs to compare."
     assert tables.same_rounds([run, other]) == [sentence]
     assert sentence not in tables.same_rounds([run, made(small_run, label="other")])
+
+
+def test_barriers_are_means_over_replicates_whatever_their_densities():
+    """Where whole units are pruned, each replicate has a density of its own."""
+    shared = {"round": 1, "step": 0, "batch_norm": "stored", "split": "test", "ends": 0.1, "highest": 0.2}
+    lines = pd.DataFrame([shared | {"density": density, "barrier": density / 10} for density in (0.25, 0.75)])
+    shown = tables.barriers(SimpleNamespace(table=lambda kind: lines))
+    assert [line[:6] for line in shown.rows] == [["1", "50 %", "0", "test", "stored", "2"]]
+    assert shown.rows[0][6:] == ["10.00", "20.00", "5.00", "not stable"]
 
 
 def test_facts_that_only_one_of_several_runs_has_are_listed(small_run):
