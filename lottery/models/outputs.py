@@ -50,6 +50,17 @@ def batch_size(model: Any) -> int | None:
     return inputs[0].shape[0] if inputs else None
 
 
+def as_taken(array: Any, spec: Any) -> np.ndarray:
+    """Give examples the type of a model's input, and its rank: Keras itself adds or drops a last dimension of 1."""
+    array = np.asarray(array, tf.as_dtype(spec.dtype).as_numpy_dtype)
+    rank = len(spec.shape)
+    if array.ndim == rank - 1 and spec.shape[-1] == 1:
+        return array[..., np.newaxis]
+    if array.ndim == rank + 1 and array.shape[-1] == 1:
+        return array[..., 0]
+    return array
+
+
 def filled(batch: Any, size: int | None) -> Any:
     """Repeat the last example of a batch until there are `size`, if that is a number."""
     if size is None or not 0 < len(batch) < size:

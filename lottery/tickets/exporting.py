@@ -147,7 +147,7 @@ def _check_ticket(model: Any, masks: Masks, state: dict[str, np.ndarray], form: 
 
 
 def _examples(model: Any, inputs: Any, form: str) -> Any:
-    """Return inputs, or random ones if there are none, in the types that a model is built for."""
+    """Return inputs, or random ones if there are none, in the types and ranks that a model is built for."""
     import tensorflow as tf
 
     why = EXPORTS[form].real_inputs
@@ -161,8 +161,7 @@ def _examples(model: Any, inputs: Any, form: str) -> Any:
     if len(specs) != len(arrays):
         return inputs
     # Keras converts them itself, other libraries do not.
-    types = [tf.as_dtype(spec.dtype).as_numpy_dtype for spec in specs]
-    return tf.nest.pack_sequence_as(inputs, list(map(np.asarray, arrays, types)))
+    return tf.nest.pack_sequence_as(inputs, list(map(outputs.as_taken, arrays, specs)))
 
 
 def _computed(model: Any, inputs: Any) -> tuple[Any, list[np.ndarray]]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from lottery.errors import LotteryError
+from lottery.models import outputs
 from lottery.models.kerases import evaluating, traced_call
 from lottery.tickets import chain, compaction
 from lottery.tickets.compaction import Compacted
@@ -36,7 +37,9 @@ def benchmark(
 ) -> Benchmark:
     """Compact a model, compare outputs on all `inputs`, and time both models on one of them and on at most 1000."""
     compacted = compaction.compact(model, drop_inputs)
-    inputs = compaction.random_examples(model, _MANY) if inputs is None else np.asarray(inputs)
+    if inputs is None:
+        inputs = compaction.random_examples(model, _MANY)
+    inputs = outputs.as_taken(inputs, model.inputs[0])
     difference = compaction.difference(model, compacted, inputs)
     taken = compacted.select(inputs)
     models = {"before": model, "after": compacted.model}

@@ -239,7 +239,12 @@ def test_the_verdict_is_of_all_rounds_where_the_table_is_of_one(printed):
 
 def test_replicates_with_densities_of_their_own_are_averaged(capsys):
     """As where whole units are pruned, of which a layer may keep more in a replicate than in another."""
-    rows = [(1, 0.5, "a/kernel", 0.25), (1, 0.5, "b/kernel", 3.0), (1, 0.25, "a/kernel", 0.5), (1, 0.25, "b/kernel", 4.0)]
+    rows = [
+        (1, 0.5, "a/kernel", 0.25),
+        (1, 0.5, "b/kernel", 3.0),
+        (1, 0.25, "a/kernel", 0.5),
+        (1, 0.25, "b/kernel", 4.0),
+    ]
     frame = pd.DataFrame(rows, columns=["round", "density", "weight", "norm"])
     output.means(frame, ["round", "density", "weight"], ["norm"], count="replicates")
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if "kernel" in line]

@@ -687,6 +687,9 @@ def test_a_benchmark_compacts_compares_and_times(keras, counted, monkeypatch):
         timing.benchmark(model, x[:, 0])
     with pytest.raises(LotteryError, match="are empty, so there is nothing to compare"):
         timing.benchmark(model, x[:0])
+    grey = randomise(sequential(keras, (4, 4, 1), keras.layers.Conv2D(2, 3), keras.layers.Flatten()), 0.5)
+    without_channel = timing.benchmark(grey, example(grey)[..., 0], num_turns=1, clock=clock)
+    assert without_channel.difference < TOLERANCE  # Keras takes such examples, too
     small = found.compacted.model
     small.set_weights([*small.get_weights()[:-1], small.get_weights()[-1] + [0, 1, 0]])
     monkeypatch.setattr(compaction, "compact", lambda *given: found.compacted)

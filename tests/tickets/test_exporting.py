@@ -20,6 +20,7 @@ import pytest
 from lottery import enforcement, masks, weights
 from lottery.enforcement import tfmot
 from lottery.errors import LotteryError
+from lottery.models import outputs
 from lottery.pruning import one_shot
 from lottery.tickets import exporting, tflite
 from lottery.tickets.reopened import Opened, Stored, are_held
@@ -471,6 +472,18 @@ def small():
     kept = {"dense/kernel": np.arange(24).reshape(6, 4) % 2 == 0}
     weights.assign(model, masks.apply(weights.read(model), kept))
     return model, kept
+
+
+@pytest.mark.parametrize("form", ["saved_model", "tflite", pytest.param("onnx", marks=NEEDS_ONNX)])
+def test_examples_without_the_last_axis_of_the_model_are_taken_as_keras_takes_them(tmp_path, library, form, rng):
+    """As images in grey, which data sets have without channels."""
+    keras = pytest.importorskip(library)
+    model = keras.Sequential([keras.layers.InputLayer((4, 4, 1)), keras.layers.Conv2D(2, 3), keras.layers.Flatten()])
+    path = tmp_path / exporting.EXPORTS[form].file
+    exported = exporting.export(model, masks.ones_like(weights.read(model)), path, form, rng.normal(size=(5, 4, 4)))
+    assert exported.difference < 1e-5
+    for shape, taken in (((5, 4, 4), (5, 4, 4, 1)), ((5, 4, 4, 1, 1), (5, 4, 4, 1)), ((5, 4), (5, 4))):
+        assert outputs.as_taken(np.ones(shape), model.inputs[0]).shape == taken
 
 
 @pytest.mark.parametrize(
