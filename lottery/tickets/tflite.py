@@ -12,7 +12,7 @@ import numpy as np
 from lottery import weights
 from lottery.errors import LotteryError
 from lottery.masks import Masks
-from lottery.models.kerases import is_keras, traced_call
+from lottery.models.kerases import is_keras, operations, traced_call
 from lottery.models.outputs import batch_size, evaluate, filled
 from lottery.tickets.reopened import Opened, Stored
 
@@ -55,6 +55,12 @@ def int8(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
     inputs = np.asarray(inputs)
     chosen = inputs[np.linspace(0, len(inputs) - 1, min(len(inputs), 500)).astype(int)]
     size = batch_size(model) or 1
+    # The converter of TensorFlow 2.21 would end the whole process, by a fault of memory.
+    if {"While", "StatelessWhile"} & operations(_traced(model, size)):
+        raise LotteryError(
+            f"The model {model.name!r} loops over steps, and TensorFlow cannot convert a loop to 8-bit integers; build "
+            'its recurrent layers with unroll=True and use ticket.apply(model), or export the form "tflite".'
+        )
 
     def in_integers(converter: Any) -> None:
         converter.optimizations = [tf.lite.Optimize.DEFAULT]
@@ -102,13 +108,20 @@ def _converted(model: Any, configure: Callable[[Any], None]) -> bytes:
         ) from error
 
 
+def _traced(model: Any, size: int) -> Any:
+    """Trace the call of a model for a number of examples."""
+    import tensorflow as tf
+
+    taken = model.inputs[0]
+    return traced_call(model, tf.TensorSpec([size, *taken.shape[1:]], taken.dtype))
+
+
 def _of_one_example(model: Any, configure: Callable[[Any], None]) -> bytes:
     """Convert a model, by way of a SavedModel, to a file that takes one example at a time."""
     import tensorflow as tf
 
     with tempfile.TemporaryDirectory() as folder:
-        taken = model.inputs[0]
-        call = traced_call(model, tf.TensorSpec([1, *taken.shape[1:]], taken.dtype))
+        call = _traced(model, 1)
         module = tf.Module()
         held = [component for variable in model.variables for component in weights.components(variable)]
         setattr(module, "held", held)  # noqa: B010 - what is saved must hold the variables

@@ -633,6 +633,21 @@ def test_a_network_that_loops_over_steps_becomes_a_file_for_one_example(tmp_path
     np.testing.assert_allclose(elsewhere(path, "tflite", x), model.predict(x, verbose=0), atol=1e-5)
 
 
+@pytest.mark.parametrize("batch", [None, 4])
+def test_a_loop_is_not_converted_to_integers_which_would_end_the_process(tmp_path, rng, library, batch):
+    keras = importlib.import_module(library)
+    x = rng.normal(size=(7, 5, 2)).astype(np.float32)
+    for unroll in (False, True):
+        layers = (keras.layers.GRU(4, unroll=unroll), keras.layers.Dense(3))
+        model = keras.Sequential([keras.Input((5, 2), batch_size=batch), *layers])
+        kept = half_masked(model, rng)
+        if unroll:
+            exporting.export(model, kept, tmp_path / "t.tflite", "tflite_int8", x)
+            continue
+        with pytest.raises(LotteryError, match="loops over steps, .* build its recurrent layers with unroll=True"):
+            exporting.export(model, kept, tmp_path / "t.tflite", "tflite_int8", x)
+
+
 def test_an_lstm_that_would_remember_the_last_example_is_refused(tmp_path, rng):
     """TFLite has an operation for the LSTM of tf_keras, which keeps its state until it is reset."""
     import tf_keras
