@@ -149,7 +149,13 @@ def onnx_opened(path: Path, model: Any) -> Opened:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    (taken,) = session.get_inputs()
+    taken, *others = session.get_inputs()
+    if others:
+        names = ", ".join(repr(other.name) for other in others)
+        raise LotteryError(
+            f"The model {model.name!r} has constants of which tf2onnx makes further inputs, {names}, as the "
+            "Normalization of Keras 3 has; export another form."
+        )
     graph = library.load_model_from_string(content).graph
     tensors = {tensor.name: Stored(library.numpy_helper.to_array(tensor)) for tensor in graph.initializer}
     return Opened(lambda inputs: session.run(None, {taken.name: np.asarray(inputs)}), tensors, named=False)

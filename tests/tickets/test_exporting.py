@@ -486,6 +486,18 @@ def test_examples_without_the_last_axis_of_the_model_are_taken_as_keras_takes_th
         assert outputs.as_taken(np.ones(shape), model.inputs[0]).shape == taken
 
 
+@NEEDS_ONNX
+def test_constants_that_would_become_inputs_are_named(tmp_path):
+    import keras
+
+    normalise = keras.layers.Normalization(mean=1.0, variance=2.0)
+    model = keras.Sequential([keras.Input((3,)), normalise, keras.layers.Dense(2)])
+    with pytest.raises(
+        LotteryError, match="makes further inputs, '.*normalization.*', as the Normalization of Keras 3"
+    ):
+        exporting.export(model, masks.ones_like(weights.read(model)), tmp_path / "a.onnx")
+
+
 @pytest.mark.parametrize(
     ("path", "form", "inputs", "message"),
     [
