@@ -43,6 +43,8 @@ def _points(rows: Table, interval: str) -> Table:
     """Average the shares by branch and round; ``bound`` is True where a replicate never has the loss of dense."""
     style.check(rows)
     dense = of_dense(rows).set_index("replicate")["dense_loss_step"]
+    if dense.empty:
+        raise NothingToDraw("There is nothing to plot: speed is beside the dense network, round 0, which is left out.")
     # What begins with trained weights has no speed of its own.
     trains_on = [branch for branch in set(rows["branch"]) if branches.trains_on(branch, "weights")]
     has_speed = ~transferred(rows) & ~rows["branch"].isin(trains_on)

@@ -228,6 +228,8 @@ def test_bad_choices_of_a_run_are_refused(lottery, small_run):
     assert "--replicate 3 is not stored" in refused(lottery("plot", small_run.path, "--replicate", 3))
     both = lottery("plot", small_run.path, "--kind", "inputs", "--rounds", "0,1", "--round", 2)
     assert "Use --round or --rounds, not both" in refused(both)
+    alone = lottery("plot", small_run.path, "--kind", "speed", "--round", 1)
+    assert "speed is beside the dense network, round 0, which is left out" in refused(alone)
     for option in ("--round", "--rounds"):
         done = lottery("plot", small_run.path, "--kind", "classes", option, 9)
         assert "Round 9 is not stored" in refused(done) and "It has the rounds 0 to 3" in done.stderr
