@@ -267,6 +267,7 @@ def sweep(
         LotteryError, Stopped: As for `run`; before any training if an experiment is wrong.
     """
     _check_overrides(overrides)
+    _check_options(options)
     points = sweeping.points(source, overrides)
     import_code = import_code or config.names_network(source, overrides)
     return [Run(path) for path in sweeping.sweep(points, out, Execution(**options), import_code=import_code)]
@@ -344,6 +345,8 @@ def _check_options(options: Mapping[str, Any]) -> None:
     for name in options.keys() - Options.__annotations__.keys():
         if name in _BELONG:
             raise LotteryError(f"{name}: {_BELONG[name]}.")
+        if name in config.Experiment.model_fields:
+            raise LotteryError(f'{name} belongs in the experiment: {{"{name}": ...}}.')
         for section, field in config.Experiment.model_fields.items():
             if name in getattr(field.annotation, "model_fields", {}):
                 raise LotteryError(f'{name} belongs in the experiment: {{"{section}": {{"{name}": ...}}}}.')

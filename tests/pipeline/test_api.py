@@ -121,12 +121,20 @@ def test_overrides_as_the_command_line_takes_them_are_refused(small_run, words, 
         ({"validation_data": ()}, "validation_data: .* x_validation, y_validation"),
         ({"epochs": 3}, "epochs: .*num_steps"),
         ({"batch_size": 3}, r'batch_size belongs in the experiment: \{"train": \{"batch_size": ...\}\}'),
+        ({"name": "mine"}, r'name belongs in the experiment: \{"name": ...\}'),
+        ({"prune": {"num_rounds": 2}}, r'prune belongs in the experiment: \{"prune": ...\}'),
         ({"model": "lenet"}, "model must be a function without arguments .* not str"),
     ],
 )
 def test_what_fit_takes_is_pointed_to_its_place(options, message, tmp_path):
     with pytest.raises(LotteryError, match=message):
         lottery.run({"data": {"name": "digits", "validation": 137}}, out=tmp_path, **options)
+
+
+@pytest.mark.parametrize("key", ["num_rounds", "model"])
+def test_a_sweep_takes_values_from_its_tables_alone(key):
+    with pytest.raises(LotteryError, match=f"{key} belongs in the experiment"):
+        lottery.sweep({"sweep": {"prune.rate": [0.2]}}, **{key: 3})
 
 
 def test_options_that_do_not_exist_are_refused(tmp_path):
