@@ -50,11 +50,15 @@ def prune(
     """
     how = granularity if isinstance(granularity, Granularity) else Granularity(granularity)
     check(how)
+    what, highest = ("sparsity", 1.0) if below is None else ("below", math.inf)
+    magnitudes, rates = _magnitudes(model, biases), rates or {}
+    by_weight = ranking.by_weight(magnitudes, rates)
+    by_weight = {name: ranking.number(f"rates[{name!r}]", rate, highest) for name, rate in by_weight.items()}
     if how.n_of_m:
-        if sparsity is not None or below is not None or scope == ranking.GLOBAL or any((rates or {}).values()):
+        if sparsity is not None or below is not None or scope == ranking.GLOBAL or any(by_weight.values()):
             raise LotteryError(
-                "n_of_m says what each weight keeps: leave out sparsity, below and scope. (A rate of 0.0 keeps a "
-                "weight whole.)"
+                "n_of_m says what each weight keeps: leave out sparsity, below, scope and rates. (A rate of 0.0 keeps "
+                "a weight whole.)"
             )
         sparsity = 1 - how.n_of_m[0] / how.n_of_m[1]
     elif how.name != Granularity.name and below is not None:
@@ -64,14 +68,11 @@ def prune(
     if (sparsity is None) == (below is None):
         given = "neither" if sparsity is None else f"sparsity={sparsity!r} and below={below!r}"
         raise LotteryError(f"prune needs one of sparsity and below, not {given}.")
-    what, highest = ("below", math.inf) if sparsity is None else ("sparsity", 1.0)
     general = ranking.number(what, below if sparsity is None else sparsity, highest)
-    magnitudes = _magnitudes(model, biases)
     # Groups are made from what stays whole, so these rates are resolved before there are any.
-    whole = [name for name, rate in ranking.by_weight(magnitudes, rates or {}).items() if not rate]
+    whole = [name for name, rate in by_weight.items() if not rate]
     groups = grouped(how, {name: value.shape for name, value in magnitudes.items()}, units_of(how, model, whole))
-    own = ranking.by_weight(groups.shapes, rates or {})
-    own = {name: ranking.number(f"rates[{name!r}]", value, highest) for name, value in own.items()}
+    own = ranking.by_weight(groups.shapes, rates)
     # For its errors: a threshold and n of m rank nothing in a scope, and would not miss an unknown one.
     ranking.groups(magnitudes, scope)
     if below is None:

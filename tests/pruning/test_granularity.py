@@ -358,6 +358,9 @@ def test_masks_of_a_model_without_a_run():
     for arguments, sentence in (
         ({"below": 0.1, "granularity": "unit"}, "below cannot prune with granularity \"unit\". Use sparsity"),
         ({"sparsity": 0.1, "granularity": pruning.Granularity("n_of_m", n_of_m=(2, 4))}, "leave out sparsity, below"),
+        ({"rates": {"dense*": 0.5}, "granularity": pruning.Granularity("n_of_m", n_of_m=(2, 4))}, "scope and rates"),
+        ({"rates": [0.5], "granularity": pruning.Granularity("n_of_m", n_of_m=(2, 4))}, "must be a dictionary"),
+        ({"sparsity": 0.5, "rates": {"dense/kernel": np.zeros(2)}}, r"rates\['dense/kernel'\] must be a fraction"),
         ({"scope": "globl", "granularity": pruning.Granularity("n_of_m", n_of_m=(2, 4))}, "Did you mean 'global'"),
         ({"sparsity": 0.1, "granularity": "channel"}, "the model has no channel that can be removed"),
         ({"sparsity": 0.1, "granularity": "block"}, "go together: set both or neither"),
