@@ -54,7 +54,7 @@ def check_fair(name: str, prune: "Prune", rewind: "Rewind", subject: str = "") -
         why = "its masks are made before any training, so no trained weights were pruned"
     elif branch.of_entries and prune.granularity != "weight":
         key, value = "prune.granularity", prune.granularity
-        why = "it keeps as many entries in all, one by one, and the ticket keeps whole groups; use random_mask"
+        why = "it draws entries one by one, without the structure of the ticket's masks; use random_mask"
     elif why := beside(branch, start, rewind.step).refused:
         key, value = "rewind.mode", rewind.mode
     else:

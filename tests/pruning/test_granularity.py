@@ -284,6 +284,9 @@ def test_controls_that_prune_entry_by_entry_are_refused():
     for name in ("random_mask_global", "random_mask_erk"):
         with pytest.raises(LotteryError, match=f'leave out {name}, which.*prune.granularity = "unit".*use random_mask'):
             config.load({"prune": {"granularity": "unit"}, "run": {"controls": [name]}})
+        # n of m keeps no whole groups, but has a structure, too.
+        with pytest.raises(LotteryError, match="without the structure of the ticket's masks"):
+            config.load({"prune": {"granularity": "n_of_m", "n_of_m": [2, 4]}, "run": {"controls": [name]}})
     config.load({"prune": {"granularity": "unit"}, "run": {"controls": ["random_mask", "shuffled_mask"]}})
 
 
