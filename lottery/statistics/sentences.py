@@ -168,8 +168,8 @@ def _speed(line: Mapping[str, Any]) -> list[str]:
     share = line["speed"]
     if math.isnan(share):
         return []
-    # By the text: 0.996 reads as 1, too.
-    text = f"{share:.2g}"
+    # By the text: 0.996 reads as 1, too. An exponent is no number for a newcomer.
+    text = f"{share:.2g}" if share < 10 else f"{share:,.0f}"
     if text == "1":
         return ["in as many steps"]
     return [f"in {text} {'of' if share < 1 else 'times'} its steps"]

@@ -534,6 +534,8 @@ def test_the_speed_is_the_mean_share_of_the_dense_networks_steps():
     rows["dense_loss_step"] = [steps[line.replicate, line.round] for line in rows.itertuples()]
     assert verdicts.judged(rows)["speed"].tolist() == pytest.approx([(0.5 + 0.7 + 0.4 + 0.8) / 4])
     assert "in 0.6 of its steps" in headline(rows).text
+    slow = rows.assign(dense_loss_step=rows["round"].map({0: 1, 1: 1234}))
+    assert "in 1,234 times its steps" in headline(slow).text
     rows.loc[(rows["replicate"] == 2) & (rows["round"] == 1), "dense_loss_step"] = math.nan  # it never gets there
     assert verdicts.judged(rows)["speed"].isna().all() and "of its steps" not in headline(rows).text
 
