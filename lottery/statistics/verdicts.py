@@ -283,9 +283,6 @@ def judged(rows: Table, rule: Rule = DEFAULT) -> Table:
         line["speed"] = speeds.get(number, math.nan)
         line["matching_p"] = rule.p_value(line, rule.bound)
         line["better_p"] = rule.p_value(line, 0)
-        if line["verdict"] == CANNOT_TELL and math.isfinite(line["low"]):
-            distance = line["mean"] + rule.tolerance
-            line["needed"] = power.num_needed(distance, line["std"], line["replicates"], rule.confidence)
         budget = budgets.get(number)
         if budget:
             line |= _ends(budget, "budget")
@@ -294,6 +291,9 @@ def judged(rows: Table, rule: Rule = DEFAULT) -> Table:
             # Within the budget is the harder test, so it goes over the verdict at the early-stop step.
             if budget["low"] >= rule.bound:
                 line["verdict"] = WINNING
+        if line["verdict"] == CANNOT_TELL and math.isfinite(line["low"]):
+            distance = line["mean"] + rule.tolerance
+            line["needed"] = power.num_needed(distance, line["std"], line["replicates"], rule.confidence)
         step = steps.get(number)
         if step:
             line |= _ends(step, "step")

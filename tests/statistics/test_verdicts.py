@@ -609,6 +609,14 @@ def test_a_ticket_that_is_winning_by_itself_is_named_with_the_interval_of_its_bu
     assert f"{100 * ends.low:+.2f} to {100 * ends.high:+.2f}" in text
 
 
+def test_a_round_that_is_winning_needs_no_more_replicates():
+    rows = made_up({"ticket": [[0.9, 0.901], [0.9, 0.905], [0.9, 0.897]]})
+    assert verdicts.judged(rows)["needed"].notna().all()
+    rows.loc[rows["round"] == 1, "budget_test_accuracy"] = [0.92, 0.921, 0.922]
+    (line,) = verdicts.judged(rows).to_dict("records")
+    assert line["verdict"] == "winning" and line["low"] < -0.002 and math.isnan(line["needed"])
+
+
 def test_the_speed_of_a_round_is_of_the_replicates_that_have_it():
     rows = made_up({"ticket": [[0.9, 0.9, 0.9], [0.9, 0.9]]})
     rows["dense_loss_step"] = [1000, 500, 400, 1000, 700]
