@@ -51,6 +51,14 @@ def is_compiled(model: Any) -> bool:
     return getattr(model, "optimizer", None) is not None
 
 
+def loss_of(model: Any) -> tuple[Any, str]:
+    """Return the loss that a model is compiled with, without the list that it may stand in alone, and its name."""
+    loss = model.loss
+    if isinstance(loss, list | tuple) and len(loss) == 1:
+        loss = loss[0]
+    return loss, loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
+
+
 @contextlib.contextmanager
 def evaluating(what: str) -> Iterator[None]:
     """Raise any error of the code within as a `LotteryError` of one sentence that begins with `what`."""

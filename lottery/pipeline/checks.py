@@ -13,7 +13,7 @@ from lottery.enforcement.modes import ENFORCEMENTS, Mode
 from lottery.errors import LotteryError
 from lottery.masks import Masks, Weights
 from lottery.models import networks
-from lottery.models.kerases import is_keras
+from lottery.models.kerases import is_keras, loss_of
 from lottery.pipeline import building
 from lottery.pipeline.prepared import Ingredients, Prepared
 from lottery.pruning import branches
@@ -123,8 +123,10 @@ def cautions(model: Any, loaded: Splits | Streams, inputs: Any) -> Iterator[str]
 
     They are told before training, and again before the verdict; `inputs` are as for `notes`.
     """
-    name, takes_logits = _loss(model.loss)
+    loss, name = loss_of(model)
+    name = name.replace("_", "").lower()
     if "crossentropy" in name:
+        takes_logits = hasattr(loss, "get_config") and bool(loss.get_config().get("from_logits"))
         yield from _of_the_head(model(inputs, training=False), takes_logits, "categorical" in name)
     scales = any(type(layer).__name__ in _SCALING for layer in model.layers[:3])
     if isinstance(loaded, Splits) and not scales:
@@ -154,18 +156,6 @@ def _of_precision(outputs: Any) -> Iterator[str]:
             f"The outputs of the model are of type {name}, which rounds what the loss is computed from; give its last "
             'layer dtype="float32".'
         )
-
-
-def _loss(compiled: Any) -> tuple[str, bool]:
-    """Return the name of a compiled loss in small letters without underscores, and if it takes logits."""
-    # Keras takes a list of losses, also for a single output.
-    is_alone_in_a_list = isinstance(compiled, (list, tuple)) and len(compiled) == 1
-    loss: Any = compiled[0] if is_alone_in_a_list else compiled
-    if isinstance(loss, str):
-        return loss.replace("_", "").lower(), False
-    name = getattr(loss, "__name__", type(loss).__name__)
-    takes_logits = bool(loss.get_config().get("from_logits")) if hasattr(loss, "get_config") else False
-    return name.replace("_", "").lower(), takes_logits
 
 
 def _of_the_head(outputs: Any, takes_logits: bool, is_of_classes: bool) -> Iterator[str]:

@@ -18,6 +18,7 @@ from lottery import config, files, weights
 from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
 from lottery.models import architecture, multiply_adds, networks
+from lottery.models.kerases import keras_of
 from lottery.pipeline import onednn
 from lottery.pipeline.prepared import Prepared
 from lottery.runs import store
@@ -159,7 +160,7 @@ def _resumed(run: Path, stored: dict[str, Any], prepared: Prepared) -> list[str]
         )
     check_devices(run, prepared.trainer.model)
     measured = _measured(prepared)
-    if measured and "accuracy" not in stored:  # an earlier version began the run
+    if measured.keys() - stored.keys():  # an earlier version began the run
         store.write_record(run / "environment.json", stored | measured)
     notes = [f"The run started with {other}, so bits may differ." for other in differences(stored)]
     return ["This run was started before; it resumes where it stopped.", *notes]
@@ -173,8 +174,23 @@ def _scaling(data: Splits | Streams) -> dict[str, Any] | None:
 
 
 def _measured(prepared: Prepared) -> dict[str, str]:
-    """Write down what is taken for the accuracy, if its name does not say it."""
-    return {} if prepared.accuracy in (None, *ACCURACIES) else {"accuracy": prepared.accuracy}
+    """Write down what is taken for the accuracy, if its name does not say it, or the loss of a model without any."""
+    if prepared.accuracy is None:
+        return {"loss": _loss(prepared.trainer.model)}
+    return {} if prepared.accuracy in ACCURACIES else {"accuracy": prepared.accuracy}
+
+
+def _loss(model: Any) -> str:
+    """Name the losses that a model is compiled with: a short name and a class as Keras' function; empty without any."""
+    import tensorflow as tf
+
+    names = []
+    for loss in tf.nest.flatten(model.loss):
+        with contextlib.suppress(ValueError):  # Keras 3.15 chooses that of "crossentropy" by the shapes of a batch
+            loss = keras_of(model).losses.get(loss)
+        loss = getattr(loss, "fn", loss)
+        names.append(loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__))
+    return ", ".join(names) if model.loss else ""
 
 
 def differences(stored: Mapping[str, Any]) -> list[str]:

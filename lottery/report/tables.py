@@ -181,7 +181,7 @@ def same_rounds(runs: Sequence[ReportedRun]) -> list[TextTable | str]:
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for run in runs:
         # Replicates are pairs only where they see the same data in the same order, and are measured alike.
-        key = run.environment.get("data_sha256"), run.experiment.run.seed, run.environment.get("accuracy")
+        key = run.environment.get("data_sha256"), run.experiment.run.seed, comparison.measured(run.environment)
         groups.setdefault(key, {})[run.label] = run.rows
     found: list[TextTable | str] = []
     for group in groups.values():

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from lottery import files, weights
 from lottery.errors import LotteryError
 from lottery.models import graph, optimizers
-from lottery.models.kerases import is_keras, keras_of, tf
+from lottery.models.kerases import is_keras, keras_of, loss_of, tf
 
 # Settings of optimizers and of losses that the engine knows with these values only.
 OF_OPTIMIZERS = {
@@ -503,8 +503,7 @@ def _loss(model: Any, activation: str, kernels: Any) -> tuple[str, str, float]:
 
 def _compiled_loss(model: Any, kernels: Any) -> tuple[str, bool]:
     """Name the loss that a model was compiled with, and check if it takes logits."""
-    compiled: Any = model.loss
-    own: Any = compiled[0] if isinstance(compiled, (list, tuple)) and len(compiled) == 1 else compiled
+    own, _ = loss_of(model)
     if isinstance(own, str):
         if own.lower() in ("crossentropy", "ce"):  # Keras 3.15 chooses one of three by the shapes of a batch
             raise Obstacle(f"the loss is {own}")

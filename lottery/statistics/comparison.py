@@ -58,11 +58,19 @@ def labelled(runs: list[Path]) -> dict[str, Path]:
 
 
 def check_metrics(runs: Iterable[Path]) -> None:
-    """Raise `LotteryError` if what counts as accuracy is another metric in one run than in another."""
-    named = {store.read_environment(run).get("accuracy", "accuracy"): run for run in runs}
-    if len(named) > 1:
-        (first, run), (second, other), *_ = named.items()
-        raise LotteryError(f"{str(run)!r} measures {first!r}, and {str(other)!r} {second!r}: they cannot be compared.")
+    """Raise `LotteryError` if runs measure other metrics for their accuracy, or without any other losses."""
+    recorded = {run: measured(store.read_environment(run)) for run in runs}
+    for place in range(2):
+        # Of a model with an accuracy the loss is not known, nor in runs of earlier versions.
+        named = {metrics[place]: run for run, metrics in recorded.items() if metrics[place]}
+        if len(named) > 1:
+            (one, run), (two, other), *_ = named.items()
+            raise LotteryError(f"{str(run)!r} measures {one!r}, and {str(other)!r} {two!r}: they cannot be compared.")
+
+
+def measured(environment: Mapping[str, Any]) -> tuple[str, str]:
+    """Name what a run measures by its environment: its accuracy, and its loss where that counts in its place."""
+    return environment.get("accuracy", "accuracy"), environment.get("loss", "")
 
 
 def drawn_from(run: Path) -> tuple[str | None, int]:

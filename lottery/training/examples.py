@@ -9,7 +9,7 @@ import numpy as np
 from lottery import randomness, weights
 from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
-from lottery.models.kerases import evaluating, is_keras, tf, traced_call
+from lottery.models.kerases import evaluating, is_keras, loss_of, tf, traced_call
 
 NUM_EXAMPLES = 8  # in the batch on which a model is examined, unless the model fixes the size of its batches
 PADDING = 4  # zeros on each side of an image that is cropped
@@ -162,10 +162,7 @@ def check_data(model: Any, data: Splits, batch_size: int, example: Any, num_scor
             f"train.batch_size must be at most the {len(data.train)} examples that are left for training, not "
             f"{batch_size}."
         )
-    loss: Any = model.loss
-    if isinstance(loss, (list, tuple)) and len(loss) == 1:
-        loss = loss[0]
-    name = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
+    loss, name = loss_of(model)
     if name not in ("sparse_categorical_crossentropy", "SparseCategoricalCrossentropy"):
         return
     with fitting(model.name):

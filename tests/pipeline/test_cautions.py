@@ -1,5 +1,7 @@
 """Mistakes that train without an error: they are told before training, and again before the verdict."""
 
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
@@ -114,6 +116,21 @@ def test_another_metric_that_is_called_accuracy_is_named(tmp_path):
     store.write_record(tmp_path / "environment.json", {key: written[key] for key in written if key != "accuracy"})
     environment.record(tmp_path, found.experiment, found, 1)  # as where an earlier version began the run
     assert store.read_environment(tmp_path) == written
+
+
+@pytest.mark.parametrize("library", [keras, tf_keras])
+def test_the_loss_of_a_model_without_an_accuracy_is_recorded_whatever_it_is_called_by(library):
+    def recorded(loss, accuracy=None):
+        model = network(library)
+        model.compile("sgd", loss)
+        return environment._measured(SimpleNamespace(accuracy=accuracy, trainer=SimpleNamespace(model=model)))
+
+    squared = library.losses.MeanSquaredError()
+    for loss in ("mse", "mean_squared_error", library.losses.mean_squared_error, squared, ["mse"]):
+        assert recorded(loss) == {"loss": "mean_squared_error"}
+    assert recorded(library.losses.Huber()) == {"loss": "huber"}
+    assert recorded("mse", "accuracy") == {} and recorded("mse", "top") == {"accuracy": "top"}
+    assert recorded(None) == {"loss": ""}  # a model that adds its own
 
 
 def test_a_network_that_learnt_nothing_gets_no_verdict(tmp_path):

@@ -194,6 +194,13 @@ def test_runs_of_other_accuracies_are_neither_compared_nor_drawn_together(small_
     sentence = "Runs with other data, another seed or another metric have no pairs to compare."
     assert tables.same_rounds([run, other]) == [sentence]
     assert sentence not in tables.same_rounds([run, made(small_run, label="other")])
+    assert sentence not in tables.same_rounds([run, made(small_run, label="other", environment={
+        **run.environment, "accuracy": "accuracy"})])  # fmt: skip
+    losses = [dataclasses.replace(run, environment={**run.environment, "loss": loss}) for loss in ("huber", "mse")]
+    assert tables.same_rounds(losses) == [sentence]
+    rows = run.rows.assign(**{column: np.nan for column in run.rows if column.endswith("accuracy")})
+    first, second = figures.together([dataclasses.replace(run, rows=rows) for run in losses])
+    assert first.caption.startswith("The tickets of the runs that measure huber. Test loss")
 
 
 def test_barriers_are_means_over_replicates_whatever_their_densities():

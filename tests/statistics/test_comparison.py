@@ -137,11 +137,18 @@ def test_what_cannot_be_compared_is_refused():
 def test_runs_of_different_metrics_are_refused(small_run, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(small_run.path, other)
-    path = other / "environment.json"
-    store.write_record(path, store.read_environment(other) | {"accuracy": "top_2_accuracy"})
+    path, written = other / "environment.json", store.read_environment(other)
+    store.write_record(path, written | {"accuracy": "top_2_accuracy"})
     for compare in (comparison.tables, aggregates.scores):
         with pytest.raises(LotteryError, match="measures 'accuracy', and .*other' 'top_2_accuracy': they cannot"):
             compare([small_run.path, other])
+    third = tmp_path / "third"
+    shutil.copytree(small_run.path, third)
+    store.write_record(third / "environment.json", written | {"loss": "mean_squared_error"})
+    assert len(comparison.tables([small_run.path, third])) == 2  # an earlier version recorded no loss
+    store.write_record(path, written | {"loss": "mean_absolute_error"})
+    with pytest.raises(LotteryError, match="measures 'mean_squared_error', and .*'mean_absolute_error': they cannot"):
+        comparison.tables([small_run.path, third, other])
 
 
 def test_runs_without_accuracy_are_compared_by_their_test_loss():
