@@ -91,12 +91,13 @@ class Power:
         difference = self.difference
         if difference is None and self.pilot is None:
             difference = 0.0
+        near = "" if self.pilot is None else ", or no round of the run is near the density"
         true = "the difference" if difference is not None else "the run's difference"
         rows = pilot.needed(rows, planned, rule, self.power, difference=difference, std=self.std, pilot=self.pilot)
         unit = "loss, in per cent of the loss of dense" if metric.is_loss else "accuracy, in percentage points"
         return rows, [
             f"Replicates: of a new run, to show with a power of {100 * self.power:g} % that a round is matching if "
-            f"{true} is true; empty where more than 1,000 would not. For all rounds: to show it for all "
+            f"{true} is true; empty where more than 1,000 would not{near}. For all rounds: to show it for all "
             f"{planned.prune.num_rounds} rounds at once, whatever the others show.",
             "Fix the number before, in run.num_replicates, and take a seed that no earlier run has (run.seed).",
             f"Difference and std: of the test {unit}.",

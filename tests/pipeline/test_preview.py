@@ -66,6 +66,11 @@ def test_a_plan_from_a_pilot(small_run, lottery_command):
             (line["round"], line["mean"], line["std"])
         )
         assert row["replicates"] == power.num_needed(line["mean"] + 0.1, line["std"], 2)
+    # The same round of a plan with another rate has another density, and is no round of the pilot's.
+    words = ("prune.rate=0.36", "prune.rates={}", "prune.num_rounds=2")
+    first, second = rows_of(lottery_command("plan", *words, "--from", small_run.path, "--tolerance", "0.1", "--json"))
+    assert first["std"] == found[1]["std"] and first["density"] == pytest.approx(found[1]["density"], rel=0.05)
+    assert second["std"] is None and second["replicates"] is None
     done = lottery_command("plan", "--from", small_run.path, "--difference", "0.05", "--no-time")
     assert "8 networks, 4 for each of 2 replicates" in done.stdout and "run.seed" in done.stdout
     rows = pilot.needed(
