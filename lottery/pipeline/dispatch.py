@@ -66,14 +66,14 @@ def carry_out(
         }
         session = dataclasses.replace(session, on_event=progress.tallied(session.on_event, spans))
     with contextlib.ExitStack() as stack:
-        most = _most_at_once([job for job in jobs if job not in copies])
+        most = most_at_once([job for job in jobs if job not in copies])
         executor = _executor(stack, recipes, spans, most, session, dict(prepared or {}))
         if executor.max_workers != 1:  # one after the other they are trained in the order in which they are listed
             jobs = scheduler.by_priority(jobs)
         scheduler.launch(jobs, executor, session.on_event, session.should_stop, copies, copy)
 
 
-def _most_at_once(jobs: Sequence[Job]) -> int:
+def most_at_once(jobs: Sequence[Job]) -> int:
     """Count how many of the networks could train at the same time: the rounds of a replicate follow each other."""
     rounds = [job for job in jobs if job.network.branch == store.TICKET]
     chains = {(job.run, job.network.replicate) for job in rounds}

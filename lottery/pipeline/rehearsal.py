@@ -5,12 +5,13 @@ import signal
 import tempfile
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import loky
 
 from lottery import config, interrupts, progress
 from lottery.formatting import duration
-from lottery.pipeline import environment, preview, running
+from lottery.pipeline import dispatch, environment, preview, running
 from lottery.pipeline.prepared import Ingredients
 from lottery.pipeline.session import Execution
 
@@ -56,7 +57,8 @@ def sentence(experiment: config.Experiment, import_code: bool = False) -> str:
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(interrupts.Stopped):
         running.run(dense, None, Ingredients(import_code=import_code), folder, execution)
     seconds = watch.seconds_of_step * preview.sizes(experiment, 0)["steps"]
-    workers = loky.cpu_count() // num_threads
+    # The rounds of a replicate follow each other, however many cores there are.
+    workers = min(loky.cpu_count() // num_threads, dispatch.most_at_once(dispatch.wanted({Path(): experiment})))
     parallel = f", or {duration(seconds / workers)} with {workers} networks in parallel" if workers > 1 else ""
     each = 1000 * watch.seconds_of_step
     each_in_words = f"{each:.2f} ms" if each < 10 else f"{each:.0f} ms"

@@ -7,7 +7,7 @@ import pytest
 
 from lottery import config
 from lottery.errors import LotteryError
-from lottery.pipeline import preview, rehearsal
+from lottery.pipeline import environment, preview, rehearsal
 from lottery.runs import store
 from lottery.statistics import pilot, power, verdicts
 from tests.conftest import SMALL
@@ -96,6 +96,16 @@ def test_a_plan_measures_how_long_it_takes(lottery_command, tmp_path, monkeypatc
         found = re.search(r"About (\S+ \S+) of training on this machine.*a step takes (\S+) ms", last)
         assert done.returncode == 0 and found and float(found[2]) > 0, last
     assert not list(tmp_path.glob("*/")) and "of training on" not in lottery_command("plan", "--no-time").stdout
+
+
+def test_a_plan_counts_on_no_more_networks_in_parallel_than_there_can_be(monkeypatch):
+    monkeypatch.setattr(rehearsal, "SECONDS", 0.0)
+    threads = environment.num_threads()
+    monkeypatch.setattr(environment, "begin", lambda *_: threads)
+    monkeypatch.setattr(rehearsal.loky, "cpu_count", lambda: 8 * threads)
+    for num, said in ((1, ""), (2, "with 2 networks in parallel")):  # three rounds each, one after the other
+        sentence = rehearsal.sentence(config.load(SMALL, {"run": {"num_replicates": num}}))
+        assert said in sentence and ("in parallel" in sentence) == bool(said)
 
 
 def test_a_plan_without_its_data_says_why_the_time_is_not_known(lottery_command, tmp_path):
