@@ -56,6 +56,11 @@ class Rule:
     metric: Metric = ACCURACY  # what tickets are compared by
     held_at: str = "zero"  # masked entries, which too decides what a control may show
 
+    def __post_init__(self) -> None:
+        """Refuse a tolerance in per cent, by which every ticket would be matching."""
+        if not 0 <= self.tolerance <= 1:
+            raise LotteryError(f"tolerance must be a fraction in [0, 1], not {self.tolerance:g}.")
+
     def compared(self, branch: str) -> fairness.Comparison | None:
         """Return what a branch shows beside the tickets; None for a function of the user's."""
         return fairness.comparison(branch, self.mode, self.rewind_step, self.held_at)
@@ -171,8 +176,6 @@ def rule_for(experiment: config.Experiment, tolerance: float | None = None, metr
     rewind = experiment.rewind
     if tolerance is None:
         tolerance = metric.tolerance
-    if not 0 <= tolerance <= 1:
-        raise LotteryError(f"tolerance must be a fraction in [0, 1], not {tolerance:g}.")
     return Rule(
         word=WINNING if rewind.step == 0 and rewind.mode == "weights" else MATCHING,
         tolerance=tolerance,

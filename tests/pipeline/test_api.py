@@ -1,6 +1,7 @@
 """The object that `lottery.run` and `lottery.load` return."""
 
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 import lottery
 from lottery import formatting, text_tables
 from lottery.errors import LotteryError
+from lottery.statistics import two_way
 
 
 def test_load_gives_the_run_that_run_gave(small_run):
@@ -74,7 +76,8 @@ def test_a_figure_takes_rounds_where_it_draws_rounds_alone(small_run):
 
 @pytest.mark.parametrize("tolerance", [2, -0.002])  # 2 points, or a loss with its sign
 def test_a_tolerance_that_is_no_fraction_is_refused(small_run, tolerance, tmp_path):
-    for call in (small_run.verdict, lambda tolerance: small_run.report(tmp_path / "a.html", tolerance)):
+    reported = partial(small_run.report, tmp_path / "a.html")
+    for call in (small_run.verdict, reported, partial(two_way.table, small_run.path)):
         with pytest.raises(LotteryError, match=rf"tolerance must be a fraction in \[0, 1\], not {tolerance}"):
             call(tolerance)
 
