@@ -24,7 +24,7 @@ WITHIN = 0.05  # densities are compared if they differ by at most this fraction 
 def tables(runs: list[Path]) -> dict[str, Table]:
     """Read the table of each run, by the keys of `labelled`.
 
-    Raises `LotteryError` if replicates are not pairs: another seed drew the batches, or from other data.
+    Raises `LotteryError` if a run has no round, or replicates are no pairs: by another seed, or of other data.
     """
     labels = labelled(runs)
     check_metrics(labels.values())
@@ -36,7 +36,11 @@ def tables(runs: list[Path]) -> dict[str, Table]:
                     f"{str(run)!r} has another {what} than {str(first)!r}, so their replicates are no pairs to "
                     "compare. --aggregate sums up runs of several data sets."
                 )
-    return {label: results.table(run) for label, run in labels.items()}
+    found = {label: results.table(run) for label, run in labels.items()}
+    for label, rows in found.items():
+        if rows.empty:
+            raise LotteryError(f"No round of {label} is complete yet.")
+    return found
 
 
 def labelled(runs: list[Path]) -> dict[str, Path]:

@@ -134,6 +134,14 @@ def test_what_cannot_be_compared_is_refused():
         comparison.compared({"a": made_up(FIRST), "b": made_up([[0.9]], densities=(0.3,))})
 
 
+def test_a_run_without_a_round_is_named_wherever_it_stands(small_run, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(small_run.path, other, ignore=shutil.ignore_patterns("replicate-*"))
+    for runs in ([small_run.path, other], [other, small_run.path]):
+        with pytest.raises(LotteryError, match="No round of other is complete yet"):
+            comparison.tables(runs)
+
+
 def test_runs_of_different_metrics_are_refused(small_run, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(small_run.path, other)
