@@ -89,11 +89,12 @@ def chosen_rounds(
     """List replicate and round of chosen rounds of a run, by default of every complete round from `first` on."""
     if not store.read_environment(path):
         raise LotteryError(f"No round of {str(path)!r} is complete yet.")
-    replicates = range(1, experiment.run.num_replicates + 1)
-    if replicate is not None and replicate not in replicates:
-        raise LotteryError(f"replicate must be 1 to {len(replicates)}, not {replicate!r}.")
+    num = experiment.run.num_replicates
+    replicates = [number for number in range(1, num + 1) if replicate in (None, number)]
+    if not replicates:
+        raise LotteryError(f"replicate must be 1 to {num}, not {replicate!r}.")
     places = []
-    for number in replicates if replicate is None else whole_numbers("replicate", [replicate]):
+    for number in replicates:
         complete = store.complete_rounds(path, number)
         for wrong in [chosen for chosen in rounds if chosen not in complete]:
             stored = f"0 to {complete[-1]}" if complete else "none yet"

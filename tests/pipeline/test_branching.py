@@ -622,8 +622,11 @@ def test_what_cannot_be_branched_is_refused(controlled, arguments, message):
 def test_a_branch_needs_the_same_data_and_the_same_model(controlled):
     with pytest.raises(LotteryError, match="data differ from those"):
         lottery.branch(controlled.path, "random_mask", [1], model=build, data=arrays(seed=9), on_event=quietly)
-    with pytest.raises(LotteryError, match="replicate must be 1 to 2, not 5"):
-        lottery.branch(controlled.path, "random_mask", [1], replicate=5, model=build, data=arrays(), on_event=quietly)
+    for wrong in (5, 1.5, "1"):
+        passed = {"replicate": wrong, "model": build, "data": arrays()}
+        with pytest.raises(LotteryError, match=f"replicate must be 1 to 2, not {wrong!r}"):
+            lottery.branch(controlled.path, "random_mask", [1], **passed, on_event=quietly)
+    assert branching.chosen_rounds(controlled.path, controlled.experiment, [1], 2.0) == [(2, 1)]
 
 
 def test_a_criterion_of_the_callers_own(made, tmp_path):
