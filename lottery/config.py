@@ -114,7 +114,7 @@ def load(
             del tables["prune"]["rates"]  # they are for the output layer of its own model, whose units always stay
     else:
         tables = source if isinstance(source, Mapping) else read(Path(source))
-    experiment = validated(merged(_plain(tables), _plain(overrides or {})))
+    experiment = validated(merged(plain(tables), plain(overrides or {})))
     # Asked here alone: what a run was stored with can always be read.
     if experiment.run.seed > MOST_SEED:
         raise LotteryError(f"run.seed must be less than or equal to {MOST_SEED}, not {experiment.run.seed}.")
@@ -331,12 +331,12 @@ def _unprintable(value: Any) -> str | None:
     return next((found for found in map(_unprintable, parts) if found is not None), None)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Make Python's own numbers and lists of those of NumPy, which a caller in Python may have computed."""
     if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [plain(each) for each in value]
     return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
 
 

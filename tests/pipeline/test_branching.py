@@ -415,6 +415,10 @@ def test_transfer_trains_the_ticket_on_other_data(single):
         and stored["data_sha256"] != store.read_environment(single.path)["data_sha256"]
     )
     assert stored["early_stop_test_loss"] != ticket["early_stop_test_loss"]
+    shorter = {"train": {"num_steps": np.int64(4)}}  # as a run takes it
+    lottery.branch(single.path, "transfer", [2], shorter, model=build, data=arrays(seed=8), on_event=quietly)
+    others = [line["last_step"] for line in done.table().to_dict("records") if line["branch"] not in (label, "ticket")]
+    assert others == [4, 4]
 
 
 def test_data_passed_to_a_transfer_are_used_whole(tmp_path):
