@@ -112,7 +112,7 @@ def barrier(
     Args:
         model: A Keras 3 or tf_keras model compiled with an accuracy. Its variables are restored afterwards.
         first, second: The two networks: models, or every variable by name as `lottery.weights.read_state` gives them.
-        data: The data to measure on: ``(x, y)`` as for ``model.evaluate``, or a batched ``tf.data.Dataset``.
+        data: The data to measure on: ``(x, y)`` or ``(x, y, sample_weight)``, or a batched ``tf.data.Dataset``.
         num_points: Points on the line, its ends included, evenly apart.
         statistics: Inputs of the training data, as arrays, to recompute the statistics of BatchNormalization layers
             from at every point; see `recomputed`. By default statistics are interpolated like weights.
@@ -133,13 +133,14 @@ def barrier(
         second = weights.read_state(second)
     before = weights.read_state(model)
     parts = tuple(data) if isinstance(data, tuple | list) else (data,)
-    # A data set has batches of its own, beside which Keras refuses a size.
-    options = {"batch_size": STATISTICS_BATCH} if len(parts) > 1 else {}
+    options: dict[str, Any] = dict(zip(("x", "y", "sample_weight"), parts, strict=False))
+    if len(parts) > 1:  # a data set has batches of its own, beside which Keras refuses a size
+        options["batch_size"] = STATISTICS_BATCH
     recompute = None
     if statistics is not None:
         recompute = recomputed(model, lambda: (statistics[at] for at in _drawn(len(statistics))))
     try:
-        evaluate = {"test": lambda: model.evaluate(*parts, verbose=0, return_dict=True, **options)}
+        evaluate = {"test": lambda: model.evaluate(verbose=0, return_dict=True, **options)}
         rows = path(model, first, second, evaluate, alphas, recompute)
     finally:
         weights.assign(model, before)

@@ -34,6 +34,8 @@ _MAY_DIFFER = {"seconds", "sha256", "record_sha256", "engine_reason"}
 
 def verified(run: Path, ingredients: Ingredients, recompute: bool, num_retrained: int) -> list[tuple[str, list[str]]]:
     """Verify a run, and if nothing is wrong train so many of its networks again; see `lottery.Run.verify`."""
+    if not isinstance(num_retrained, int | np.integer) or num_retrained < 0:
+        raise LotteryError(f"retrain must be a whole number from 0, not {num_retrained!r}.")
     with recomputing.opened(run, ingredients) if recompute else contextlib.nullcontext() as again:
         found = list(verification.verify(run, again))
     if num_retrained and not any(wrong for _, wrong in found):  # what is damaged cannot be trained from

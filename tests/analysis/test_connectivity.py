@@ -204,6 +204,8 @@ def test_a_barrier_is_seen_where_there_is_one():
         values = values if layer == "dense_2" else np.maximum(values, 0)
     wrong = np.mean(values.argmax(1) != y)
     assert far["points"][2][0] == 0.5 and far["points"][2][2] == pytest.approx(wrong, abs=2.5 / len(values))
+    twice = interpolation.barrier(model, one, other, (x, y, np.full(len(y), 2.0)), num_points=3)
+    assert twice["points"][1][1] == pytest.approx(2 * far["points"][2][1], rel=1e-5)
 
 
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])

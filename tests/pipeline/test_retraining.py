@@ -86,6 +86,9 @@ def test_networks_trained_again_have_the_same_bytes_and_nothing_is_written(run, 
     before = contents(run.path)
     assert found_by_retraining(run.path) == {}
     assert run.verify(retrain=3) == []
+    for wrong in (-1, 1.5):
+        with pytest.raises(LotteryError, match=f"retrain must be a whole number from 0, not {wrong}"):
+            run.verify(retrain=wrong)
     assert contents(run.path) == before
     done = lottery_command("verify", run.path, "--retrain", 2)
     assert done.returncode == 0
