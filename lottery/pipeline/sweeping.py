@@ -57,6 +57,8 @@ def points(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] 
             raise LotteryError(f"sweep.{key} must be a list of values, not {values!r}.")
     if base is not None:
         tables = config.merged(config.read(presets.find(str(base))), tables)
+    if both := grid.keys() & config.flat(overrides or {}).keys():
+        raise LotteryError(f"{min(both)} has values in [sweep], so it cannot be set for every experiment.")
     tables = config.merged(tables, overrides or {})
     found = []
     for values in itertools.product(*grid.values()):
@@ -121,12 +123,8 @@ def sweep(
 
 def _recorded(out: str | Path, found: Sequence[Point], ingredients: Ingredients) -> Mapping[str, Any]:
     """Return what a run of the grid with a model of the user's own has recorded; nothing if none was begun."""
-    for point in found:
-        if ingredients.have_own_model(point.settings):
-            like = environment.of_like_run(out, point.settings)
-            if like:
-                return like
-    return {}
+    own = (point.settings for point in found if ingredients.have_own_model(point.settings))
+    return next(filter(None, (environment.of_like_run(out, settings) for settings in own)), {})
 
 
 def _open(

@@ -103,6 +103,8 @@ def test_a_sweep_starts_from_an_experiment_that_ships_and_takes_overrides(tmp_pa
         'experiment = "lenet_mnist"\nname = "rates"\n[sweep]\n"prune.rate" = [0.1, 0.3]\n[sweep.train]\nnum_steps = [70, 90]\n'
     )
     found = sweeping.points(file, {"run": {"num_replicates": 1}})
+    with pytest.raises(LotteryError, match=r"prune.rate has values in \[sweep\], so it cannot be set for every"):
+        sweeping.points(file, {"prune": {"rate": 0.2}})
     base = config.load(lottery.pipeline.presets.named("lenet_mnist"))
     assert [(one.settings.prune.rate, one.settings.train.num_steps) for one in found] == [
         (0.1, 70),
