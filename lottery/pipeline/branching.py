@@ -32,7 +32,7 @@ def branch(
 ) -> None:
     """Train branches from stored rounds, or find them complete; see `lottery.branch`."""
     path = Path(run)
-    rounds, overrides = whole_numbers("rounds", rounds), config.plain(overrides or {})
+    rounds, overrides = whole_numbers("rounds", rounds), dict(config.plain(overrides or {}))
     experiment = store.read_experiment(path)
     function = _function(kind, experiment)
     name = _name(function)

@@ -57,13 +57,10 @@ def carry_out(
         return
     copies = copies or {}
     if spans is None:
-        trained = [job for job in jobs if job not in copies]
-        spans = {
-            (run, network.replicate, network.round, network.branch): network_training.steps_of(
-                recipes[run].experiment, network
-            )
-            for run, network in trained
-        }
+        spans = {}
+        for run, network in (job for job in jobs if job not in copies):
+            replicate, number, branch = network
+            spans[run, replicate, number, branch] = network_training.steps_of(recipes[run].experiment, network)
         session = dataclasses.replace(session, on_event=progress.tallied(session.on_event, spans))
     with contextlib.ExitStack() as stack:
         most = most_at_once([job for job in jobs if job not in copies])
@@ -118,9 +115,8 @@ def _trains_best_alone(recipes: Mapping[Path, Recipe], spans: Spans, prepared: M
     import tensorflow as tf
 
     # Processes would have to share a GPU; under a strategy, each network has all devices.
-    if any(recipe.experiment.train.on_several_devices for recipe in recipes.values()):
-        return True
-    if tf.config.list_physical_devices("GPU"):
+    has_all = any(recipe.experiment.train.on_several_devices for recipe in recipes.values())
+    if has_all or tf.config.list_physical_devices("GPU"):
         return True
     for run, ready in prepared.items():  # the only run, unless it is a sweep, which prepares none
         macs = multiply_adds.of_dense(ready.trainer.model)

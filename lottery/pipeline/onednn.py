@@ -84,15 +84,14 @@ def advice(experiment: config.Experiment, model: Any) -> list[str]:
     if is_on() is not False or _is_users() or platform.machine() not in MACHINES:
         return []
     how = f"set {VARIABLE}=1 before Python starts, for a new run"
-    if networks.is_built_in(experiment.model.name):
-        if not gains(experiment.model.name) or not _is_worth_it(experiment, model):
-            return []
-        return [f"{experiment.model.name} trains faster with oneDNN, but TensorFlow was imported without it: {how}."]
-    # Kernels of two-dimensional convolutions have four axes: a window, input and output channels.
-    convolves = any(len(value.shape) == 4 for value in weights.prunable(model).values())
-    if not convolves or not _is_worth_it(experiment, model):
-        return []
-    return [f"The model has convolutions, which may be faster with oneDNN. It is off; to try it, {how}."]
+    name = experiment.model.name
+    may_gain = gains(name)
+    sentence = f"{name} trains faster with oneDNN, but TensorFlow was imported without it: {how}."
+    if not networks.is_built_in(name):
+        # Kernels of two-dimensional convolutions have four axes: a window, input and output channels.
+        may_gain = any(len(value.shape) == 4 for value in weights.prunable(model).values())
+        sentence = f"The model has convolutions, which may be faster with oneDNN. It is off; to try it, {how}."
+    return [sentence] if may_gain and _is_worth_it(experiment, model) else []
 
 
 def _is_users() -> bool:

@@ -51,10 +51,8 @@ def together(runs: Sequence[ReportedRun]) -> list[Figure]:
     """Draw the tickets of several runs, those of each accuracy, and of the loss without one, in a figure of its own."""
     groups: dict[str, list[ReportedRun]] = {}
     for run in runs:
-        measured = run.environment.get("accuracy", "an accuracy")
-        if metric_of(run.rows).is_loss:
-            measured = run.environment.get("loss") or "no accuracy"
-        groups.setdefault(measured, []).append(run)
+        accuracy, loss = run.environment.get("accuracy", "an accuracy"), run.environment.get("loss") or "no accuracy"
+        groups.setdefault(loss if metric_of(run.rows).is_loss else accuracy, []).append(run)
     return [_side_by_side(group, measured, len(groups) == 1) for measured, group in groups.items()]
 
 

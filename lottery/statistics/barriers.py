@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 STABLE = 0.02  # of Frankle et al. 2020, https://arxiv.org/abs/1912.05671, section 3
 
 
@@ -21,12 +19,10 @@ def error_barrier(alphas: Sequence[float], errors: Sequence[float]) -> dict[str,
         ``ends``, the mean error of the two networks; ``highest``, the highest error, found first at
         ``alpha_highest``; ``barrier``; and ``stable``, True if the barrier is below `STABLE`.
     """
-    order = np.argsort(np.asarray(alphas, float))
-    at, values = np.asarray(alphas, float)[order], np.asarray(errors, float)[order]
-    ends = float(values[0] + values[-1]) / 2
-    top = int(np.argmax(values))
-    barrier = float(values[top]) - ends
+    points = sorted(zip(map(float, alphas), map(float, errors), strict=True))
+    ends = (points[0][1] + points[-1][1]) / 2
+    alpha, highest = max(points, key=lambda point: point[1])
+    barrier = highest - ends
     return {
-        "ends": ends, "highest": float(values[top]), "alpha_highest": float(at[top]), "barrier": barrier,
-        "stable": barrier < STABLE,
+        "ends": ends, "highest": highest, "alpha_highest": alpha, "barrier": barrier, "stable": barrier < STABLE,
     }  # fmt: skip

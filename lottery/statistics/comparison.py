@@ -63,10 +63,9 @@ def labelled(runs: list[Path]) -> dict[str, Path]:
 
 def check_metrics(runs: Iterable[Path]) -> None:
     """Raise `LotteryError` if runs measure other metrics for their accuracy, or without any other losses."""
-    recorded = {run: measured(store.read_environment(run)) for run in runs}
     for place in range(2):
-        # Of a model with an accuracy the loss is not known, nor in runs of earlier versions.
-        named = {metrics[place]: run for run, metrics in recorded.items() if metrics[place]}
+        named = {measured(store.read_environment(run))[place]: run for run in runs}
+        named.pop("", None)  # a loss is not known of a model with an accuracy, nor in runs of earlier versions
         if len(named) > 1:
             (one, run), (two, other), *_ = named.items()
             raise LotteryError(f"{str(run)!r} measures {one!r}, and {str(other)!r} {two!r}: they cannot be compared.")

@@ -30,8 +30,7 @@ def transferred(rows: Any) -> Any:
 
 def has_alternative(rows: Any) -> bool:
     """Check if a branch is an alternative to the ticket, which has a cost of its own."""
-    known = [branches.find(name) for name in set(rows["branch"])]
-    return any(branch and branch.kind == "alternative" for branch in known)
+    return any(branch and branch.kind == "alternative" for branch in map(branches.find, set(rows["branch"])))
 
 
 def controls(rows: Any) -> list[str]:
