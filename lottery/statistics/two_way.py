@@ -8,7 +8,6 @@ import itertools
 import math
 import statistics
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -32,15 +31,8 @@ PREDICTIONS = {ACCURACY.early_stop: "early_stop", ACCURACY.final: "final"}
 WHEN = {ACCURACY.early_stop: "At the early-stop step", ACCURACY.final: "At the end of training"}
 
 
-class Deviations(NamedTuple):
-    """The standard error of a mean over replicates and test examples, in two parts that are independent."""
-
-    of_seeds: float  # the mean over other seeds, for these test examples
-    of_examples: float  # beyond that, the mean over other test examples
-
-
-def deviations(differences: np.ndarray) -> Deviations:
-    """Divide the variance of a mean into the parts of seeds and test examples: a two-way analysis of variance.
+def error_of_examples(differences: np.ndarray) -> float:
+    """Compute the part of a mean's standard error that is due to its test examples: a two-way analysis of variance.
 
     The model of an entry is mean + seed + example + rest. The part of the seeds, s² / R, has the rest in it, so the
     part of the examples is without: (mean square of examples − mean square of the rest) / (R E), or 0 if it is below.
@@ -55,23 +47,19 @@ def deviations(differences: np.ndarray) -> Deviations:
     every = num * np.sum((differences.mean(axis=0) - mean) ** 2)
     rest = np.sum((differences - mean) ** 2) - seeds - every
     of_rest = rest / ((num - 1) * (examples - 1))
-    of_examples = max(0.0, every / (examples - 1) - of_rest)
-    return Deviations(
-        of_seeds=math.sqrt(seeds / (num - 1) / (num * examples)),
-        of_examples=math.sqrt(of_examples / (num * examples)),
-    )
+    return math.sqrt(max(0.0, every / (examples - 1) - of_rest) / (num * examples))
 
 
 def interval(differences: np.ndarray, confidence: float = 0.95) -> tuple[float, float, float]:
     """Compute the mean, and the ends of an interval that holds the mean over all seeds and test examples.
 
-    Half its width is √((t a)² + (z b)²), of the two `deviations` a and b: the t interval over seeds and the normal
-    interval over test examples, as errors that are independent add up. It is at least as wide as that over seeds alone.
-    In the simulation of ``tests/scripts/simulate_two_way.py`` it holds the true mean as often as it says, and a paired
-    bootstrap of both does not: that is too wide where seeds hardly matter, and too narrow where they matter most.
+    Half its width is √((t a)² + (z b)²), of the standard error over seeds a and `error_of_examples` b: the t interval
+    over seeds and the normal interval over test examples, as errors that are independent add up. In the simulation of
+    ``tests/scripts/simulate_two_way.py`` it holds the true mean as often as it says, and a paired bootstrap of both does
+    not: that is too wide where seeds hardly matter, and too narrow where they matter most.
 
     Args:
-        differences: As for `deviations`; one row gives infinite ends.
+        differences: As for `error_of_examples`; one row gives infinite ends.
         confidence: In (0, 1).
     """
     from scipy import special
@@ -81,9 +69,7 @@ def interval(differences: np.ndarray, confidence: float = 0.95) -> tuple[float, 
     mean, low, high = intervals.mean_interval(differences.mean(axis=1).tolist(), confidence)
     if math.isinf(low) or differences.shape[1] < 2:
         return mean, -math.inf, math.inf
-    of_examples = deviations(differences).of_examples * float(special.ndtri((1 + confidence) / 2))
-    # The two errors are independent, so their squares add up.
-    half = math.hypot((high - low) / 2, of_examples)
+    half = math.hypot((high - low) / 2, error_of_examples(differences) * float(special.ndtri((1 + confidence) / 2)))
     return mean, mean - half, mean + half
 
 

@@ -174,11 +174,9 @@ def rule_for(experiment: config.Experiment, tolerance: float | None = None, metr
     By default a matching ticket may lose the tolerance of the metric, which is that of `metric.metric_of` a table.
     """
     rewind = experiment.rewind
-    if tolerance is None:
-        tolerance = metric.tolerance
     return Rule(
         word=WINNING if rewind.step == 0 and rewind.mode == "weights" else MATCHING,
-        tolerance=tolerance,
+        tolerance=metric.tolerance if tolerance is None else tolerance,
         margin=experiment.train.eval_every,
         last_step=experiment.train.num_steps,
         mode=rewind.mode,

@@ -61,7 +61,7 @@ def bootstrap(differences, rng):
 def satterthwaite(differences, rng):
     """A t interval with the degrees of freedom of Welch and Satterthwaite, for the sum of the two variances."""
     num, examples = differences.shape
-    seeds, others = (one**2 for one in two_way.deviations(differences))
+    seeds, others = differences.mean(axis=1).var(ddof=1) / num, two_way.error_of_examples(differences) ** 2
     both = seeds + others
     degrees = both**2 / (seeds**2 / (num - 1) + others**2 / (examples - 1)) if both else num - 1
     half, mean = special.stdtrit(degrees, 0.975) * math.sqrt(both), differences.mean()

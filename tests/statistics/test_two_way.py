@@ -18,19 +18,18 @@ DIFFERENCES = np.array([[1, 0, 0, 1, -1], [1, 0, 1, 0, 0], [0, 0, 1, 1, 0.0]])
 
 
 def test_the_parts_are_those_of_an_analysis_of_variance():
-    of_seeds, of_examples = two_way.deviations(DIFFERENCES)
-    assert of_seeds == pytest.approx(stats.sem(DIFFERENCES.mean(axis=1)))
+    of_examples = two_way.error_of_examples(DIFFERENCES)
     rows, columns, mean = DIFFERENCES.mean(axis=1, keepdims=True), DIFFERENCES.mean(axis=0), DIFFERENCES.mean()
     of_rest = np.sum((DIFFERENCES - rows - columns + mean) ** 2) / 8
     assert of_examples**2 == pytest.approx((3 * np.var(columns, ddof=1) - of_rest) / 15)
     # Examples that do not differ beyond the noise have no part.
-    assert two_way.deviations(np.array([[1.0, 0, 0], [0, 1, 0], [0, 0, 1]])).of_examples == 0
+    assert two_way.error_of_examples(np.array([[1.0, 0, 0], [0, 1, 0], [0, 0, 1]])) == 0
 
 
 def test_an_interval_is_that_over_seeds_and_wider_by_the_examples():
     mean, low, high = two_way.interval(DIFFERENCES, confidence=0.9)
-    parts = two_way.deviations(DIFFERENCES)
-    half = math.hypot(stats.t.ppf(0.95, 2) * parts.of_seeds, stats.norm.ppf(0.95) * parts.of_examples)
+    of_seeds, of_examples = stats.sem(DIFFERENCES.mean(axis=1)), two_way.error_of_examples(DIFFERENCES)
+    half = math.hypot(stats.t.ppf(0.95, 2) * of_seeds, stats.norm.ppf(0.95) * of_examples)
     assert (mean, low, high) == pytest.approx((1 / 3, 1 / 3 - half, 1 / 3 + half))
     # Replicates that agree on every example have no spread of their own.
     same = np.tile([1.0, 0, 0, 0, -1, 1], (3, 1))
