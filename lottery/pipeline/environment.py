@@ -18,7 +18,7 @@ from lottery import config, files, weights
 from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
 from lottery.models import architecture, multiply_adds, networks
-from lottery.models.kerases import keras_of
+from lottery.models.kerases import keras_of, tf
 from lottery.pipeline import onednn
 from lottery.pipeline.prepared import Prepared
 from lottery.runs import store
@@ -182,8 +182,6 @@ def _measured(prepared: Prepared) -> dict[str, str]:
 
 def _loss(model: Any) -> str:
     """Name the losses that a model is compiled with: a short name and a class as Keras' function; empty without any."""
-    import tensorflow as tf
-
     names = []
     for loss in tf.nest.flatten(model.loss):
         with contextlib.suppress(ValueError):  # Keras 3.15 chooses that of "crossentropy" by the shapes of a batch

@@ -55,7 +55,7 @@ def interval(differences: np.ndarray, confidence: float = 0.95) -> tuple[float, 
 
     Half its width is √((t a)² + (z b)²), of the standard error over seeds a and `error_of_examples` b: the t interval
     over seeds and the normal interval over test examples, as errors that are independent add up. In the simulation of
-    ``tests/scripts/simulate_two_way.py`` it holds the true mean as often as it says, and a paired bootstrap of both does
+    ``tests/scripts/simulate_two_way.py`` it holds the true mean as often as it says. A paired bootstrap of both does
     not: that is too wide where seeds hardly matter, and too narrow where they matter most.
 
     Args:
