@@ -155,7 +155,7 @@ def keys_written(function, name):
 
 def test_keys_of_the_environment_are_those_of_the_page(small_run):
     """Some keys are there in some runs only; other tests read them."""
-    sometimes = ("observed", "units", "accuracy", "cautions")
+    sometimes = ("observed", "units", "accuracy", "loss", "cautions")
     keys = [key for key in documented("environment.json", "key", "files.md") if key not in sometimes]
     assert keys == list(store.read_environment(small_run.path))
 
