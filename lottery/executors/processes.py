@@ -33,8 +33,8 @@ class ProcessExecutor(Executor):
         self._connections: list[Connection] = []
         self._cancelled = self._closed = False
         self._key = secrets.token_bytes(32)
-        files.temporary_folder()  # where the sockets are
-        self._listener = Listener(authkey=self._key)
+        with files.readable_errors(files.temporary_folder()):  # where the socket is, whose path may be too long
+            self._listener = Listener(authkey=self._key)
         threading.Thread(target=self._accept, daemon=True).start()
 
     def submit(self, job: Job) -> Future:

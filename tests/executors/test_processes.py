@@ -1,9 +1,11 @@
 """Networks in several processes: the bits of one, whatever dies or fails, from any script."""
 
 import contextlib
+import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -13,7 +15,8 @@ import pytest
 
 import lottery
 from lottery import enforcement, progress, randomness, weights
-from lottery.errors import LotteryError
+from lottery.errors import LotteryError, StorageError
+from lottery.executors.processes import ProcessExecutor
 from lottery.pipeline import building
 from lottery.runs import store
 from tests.conftest import contents, toy_arrays
@@ -175,3 +178,12 @@ def test_rounds_of_a_single_replicate_train_in_one_process(tmp_path):
     lottery.run(tables, model=build, data=arrays(), out=tmp_path, workers=2, on_event=said.append)
     notes = [event.text for event in said if isinstance(event, progress.Note)]
     assert notes and not [note for note in notes if "in parallel" in note]
+
+
+def test_a_folder_for_temporary_files_that_takes_no_socket_is_named(tmp_path, monkeypatch):
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", str(folder))
+    with pytest.raises(StorageError, match="long' cannot be written: AF_UNIX path too long"):
+        ProcessExecutor(arrays, 2)
