@@ -140,8 +140,8 @@ class ProcessExecutor(Executor):
 class _Worker:
     """A process that trains: its connection to the one that started it, and whether it should stop."""
 
-    def __init__(self, connection: Connection):
-        self.connection = connection
+    def __init__(self, connection: Connection, initializer: bytes):
+        self.connection, self.initializer = connection, initializer
         self.train: Train | None = None
         self.cancelled = False  # by that process, for good
         self.signal = 0  # stops the network in training alone
@@ -160,13 +160,11 @@ _WORKER: list[_Worker] = []
 
 
 def _begin(address: Any, key: bytes, initializer: bytes) -> None:
-    import cloudpickle
-
     logging.getLogger("tensorflow").setLevel(logging.ERROR)  # it warns of retracing, for each run's model
     # Ctrl-C in a terminal goes to every process; the process that started this one decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        worker = _Worker(Client(address, authkey=key))
+        worker = _Worker(Client(address, authkey=key), initializer)
     except (OSError, EOFError):  # the process that started this one is gone
         os._exit(1)
     _WORKER.append(worker)
@@ -176,14 +174,18 @@ def _begin(address: Any, key: bytes, initializer: bytes) -> None:
         worker.signal = number
 
     signal.signal(signal.SIGTERM, handle)
-    worker.train = cloudpickle.loads(initializer)(progress.throttled(worker.connection.send), worker.should_stop)
 
 
 def _train(job: Job) -> bool:
     """Train one network in this process; return False if it was stopped."""
+    import cloudpickle
+
     (worker,) = _WORKER
-    assert worker.train is not None
     try:
+        # Not when the process begins: what cannot be loaded here would end it, as if it had been killed.
+        if worker.train is None:
+            begin = cloudpickle.loads(worker.initializer)
+            worker.train = begin(progress.throttled(worker.connection.send), worker.should_stop)
         worker.train(job)
     except interrupts.Stopped:
         worker.signal = 0  # a signal stops one network

@@ -1,6 +1,7 @@
 """Networks in several processes: the bits of one, whatever dies or fails, from any script."""
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import subprocess
@@ -16,9 +17,12 @@ import pytest
 import lottery
 from lottery import enforcement, progress, randomness, weights
 from lottery.errors import LotteryError, StorageError
+from lottery.executors import scheduler
 from lottery.executors.processes import ProcessExecutor
+from lottery.executors.scheduler import Job
 from lottery.pipeline import building
 from lottery.runs import store
+from lottery.runs.store import NetworkId
 from tests.conftest import contents, toy_arrays
 
 TABLES = {
@@ -187,3 +191,19 @@ def test_a_folder_for_temporary_files_that_takes_no_socket_is_named(tmp_path, mo
     monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", str(folder))
     with pytest.raises(StorageError, match="long' cannot be written: AF_UNIX path too long"):
         ProcessExecutor(arrays, 2)
+
+
+class Unloadable:
+    """Stands for an object of the caller's that another process cannot load."""
+
+    def __reduce__(self):
+        return int, ("its file is not here",)
+
+
+def test_what_a_process_cannot_load_is_said_once_for_each_network(tmp_path):
+    said = []
+    executor = ProcessExecutor(functools.partial(print, Unloadable()), 1)
+    with pytest.raises(LotteryError, match=r"round 0: ValueError: invalid literal .* not here'\."):
+        scheduler.launch([Job(tmp_path, NetworkId(number, 0)) for number in (1, 2)], executor, said.append)
+    executor.shutdown()
+    assert len(said) == 2
