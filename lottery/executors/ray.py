@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import json
 import logging
+import numbers
 import os
 import platform
 import queue
@@ -48,8 +49,9 @@ class Ray:
     def check(self) -> None:
         """Raise `LotteryError` if an amount is impossible or Ray is not installed."""
         for name in ("num_cpus", "num_gpus", "memory"):
-            if not getattr(self, name) >= 0:
-                raise LotteryError(f"{name} must be 0 or more, not {getattr(self, name)}.")
+            amount = getattr(self, name)
+            if not (isinstance(amount, numbers.Real) and amount >= 0):
+                raise LotteryError(f"{name} must be 0 or more, not {amount!r}.")
         if self.num_gpus > 1 and self.num_gpus % 1:
             raise LotteryError(f"num_gpus must be a whole number, or a fraction below 1, not {self.num_gpus}.")
         if find_spec("ray") is None:
@@ -402,8 +404,8 @@ def _unreachable(address: str) -> str:
         host = ray.util.get_node_ip_address()
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
-    except OSError as error:
-        return error.strerror or str(error)
+    except (OSError, ValueError) as error:  # no host has a name with an empty part
+        return getattr(error, "strerror", None) or str(error)
     return ""
 
 
@@ -419,10 +421,10 @@ def _check_room(ray: Any, wanted: Mapping[str, float], on_event: progress.OnEven
         if all(node.get(name, 0) >= amount for name, amount in wanted.items()):
             return
     words = {"CPU": "CPUs", "GPU": "GPUs", "memory": "bytes of memory"}
-    needed = " and ".join(f"{amount:g} {words[name]}" for name, amount in wanted.items())
+    needed = " and ".join(f"{amount:,.12g} {words[name]}" for name, amount in wanted.items())
     if not _grows():
         highest = {name: max((node.get(name, 0) for node in found), default=0) for name in wanted}
-        most = ", ".join(f"{amount:g} {words[name]}" for name, amount in highest.items())
+        most = ", ".join(f"{amount:,.12g} {words[name]}" for name, amount in highest.items())
         raise LotteryError(f"Each network needs {needed}, but no node of the Ray cluster has that; the most is {most}.")
     on_event(progress.Note(f"Each network needs {needed}, which no node has yet; waiting for the cluster to grow."))
 

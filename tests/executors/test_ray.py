@@ -93,7 +93,9 @@ def test_options_say_what_a_network_takes():
     assert options.num_bytes("--task-memory", "250 mb") == 250_000_000
 
 
-@pytest.mark.parametrize("wrong", [{"num_cpus": -1}, {"num_gpus": 1.5}, {"memory": -2}, {"num_gpus": float("nan")}])
+@pytest.mark.parametrize(
+    "wrong", [{"num_cpus": -1}, {"num_gpus": 1.5}, {"memory": -2}, {"num_gpus": float("nan")}, {"memory": "4GB"}]
+)
 def test_amounts_that_cannot_be_are_refused(wrong, tmp_path):
     with pytest.raises(LotteryError, match=f"{next(iter(wrong))} must be"):
         lottery.run({}, out=tmp_path, workers=Ray(**wrong), on_event=quietly)
@@ -133,6 +135,8 @@ def test_what_no_single_node_has_is_refused_at_once(monkeypatch):
     ):
         with pytest.raises(LotteryError, match="Each network needs 3 CPUs and 10 bytes of memory, but no node"):
             _check_room(found, wanted, quietly)
+    with pytest.raises(LotteryError, match=r"needs 8,589,934,592 bytes of memory, .* most is 4,294,967,296 bytes"):
+        _check_room(Nodes({"memory": float(2**32)}), {"memory": 2**33}, quietly)
     said = []
     monkeypatch.setattr("lottery.executors.ray._grows", lambda: True)
     _check_room(Nodes({"CPU": 2}), wanted, said.append)
@@ -148,7 +152,11 @@ def test_a_cluster_grows_if_its_nodes_are_of_kinds():
 def test_a_cluster_that_nobody_answers_for_is_refused_in_seconds(tmp_path, monkeypatch):
     pytest.importorskip("ray")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    for address, why in (("127.0.0.1:1", "Connection refused"), ("nonsense", "an address is a host and a port")):
+    for address, why in (
+        ("127.0.0.1:1", "Connection refused"),
+        ("nonsense", "an address is a host and a port"),
+        ("head..cluster:6379", "encoding with 'idna' codec failed"),
+    ):
         with (
             pytest.raises(LotteryError, match=f"The Ray cluster at '{address}' cannot be joined: {why}"),
             joined(Ray(address), print, {}, quietly),
