@@ -401,8 +401,12 @@ def _digest_of(record: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
+def how_to_train_again(folder: Path) -> str:
+    """Say what to delete so that a damaged network is trained again; nothing is pruned from a branch."""
+    what = "to train it again" if folder.name.startswith("branch-") else "and the rounds after it to train them again"
+    return f"delete {str(folder)!r} {what}"
+
+
 def _damaged(path: Path) -> LotteryError:
-    return LotteryError(
-        f"{str(path)!r} is damaged: its checksum differs from the record; delete {str(path.parent)!r} and "
-        "the rounds after it to train them again."
-    )
+    why = "is damaged: its checksum differs from the record"
+    return LotteryError(f"{str(path)!r} {why}; {how_to_train_again(path.parent)}.")

@@ -149,8 +149,7 @@ def refuse_damaged(run: Path, experiment: config.Experiment) -> None:
         folder = run / f"replicate-{replicate}"
         # Rounds behind a missing one too: they count again once that is trained.
         for path in sorted(folder.rglob("round.json")):
-            advice = f"delete {str(path.parent)!r} and the rounds after it to train them again"
-            _check_twice(partial(store.check_files, path.parent), advice)
+            _check_twice(partial(store.check_files, path.parent), store.how_to_train_again(path.parent))
         if not store.is_stored(run, replicate, 0):
             continue
         record = store.read_record(store.round_path(run, replicate, 0))

@@ -192,6 +192,17 @@ def test_only_what_is_damaged_is_to_be_deleted(small_run, tmp_path, damage, advi
         verification.refuse_damaged(copy, store.read_experiment(copy))
 
 
+@pytest.mark.parametrize("damage", [cut_off, without_masks])
+def test_of_a_damaged_branch_no_round_is_to_be_deleted(small_run, tmp_path, damage):
+    shutil.copytree(small_run.path, tmp_path / "copy")
+    folder = store.round_path(tmp_path / "copy", 1, 2, "own")
+    shutil.copytree(store.round_path(small_run.path, 1, 2), folder)
+    store.write_record(folder / "round.json", files.read_json(folder / "round.json") | {"branch": "own"})
+    damage(folder)
+    with pytest.raises(LotteryError, match=r"(damaged|cannot be read): .*; delete '.*branch-own' to train it again\.$"):
+        verification.refuse_damaged(tmp_path / "copy", store.read_experiment(tmp_path / "copy"))
+
+
 def test_names_of_folders_are_printed_without_commands_for_the_terminal(lottery_command, small_run, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(small_run.path, copy)
