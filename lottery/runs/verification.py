@@ -55,10 +55,9 @@ def verify(run: Path, again: Recomputation | None = None) -> Iterator[tuple[str,
         # A function of the user's own may load its weights; `not_repeated` reports that.
         if complete and not _is_own(experiment) and same_start(run, replicate):
             yield f"replicate {replicate}", ["It starts from the weights of the replicate before it."]
-        folder = run / f"replicate-{replicate}"
-        for path in sorted(folder.glob("step-*.safetensors")):
+        for path in sorted((run / f"replicate-{replicate}").glob("step-*.safetensors")):
             yield f"replicate {replicate}, {path.stem.replace('-', ' ')}", collected(_wrong_state(path))[0]
-        for where, sentence in _out_of_place(folder, complete, experiment.prune.num_rounds):
+        for where, sentence in _out_of_place(run, replicate, experiment.prune.num_rounds):
             yield f"replicate {replicate}, {where}", [sentence]
         dense = StoredRound(run, replicate, 0)
         before = None
@@ -75,9 +74,13 @@ def verify(run: Path, again: Recomputation | None = None) -> Iterator[tuple[str,
         yield "all networks", wrong
 
 
-def _out_of_place(folder: Path, complete: list[int], num_rounds: int) -> Iterator[tuple[str, str]]:
+def _out_of_place(run: Path, replicate: int, num_rounds: int) -> Iterator[tuple[str, str]]:
     """Yield the folder of each record of a replicate that no table shows, and why."""
-    for path in sorted(folder.glob("round-*/round.json")):
+    folder = run / f"replicate-{replicate}"
+    rounds, others = sorted(folder.glob("round-*/round.json")), sorted(folder.glob("round-*/branch-*/round.json"))
+    # After the listing: a run in training may store a round at any time.
+    complete = store.complete_rounds(run, replicate)
+    for path in rounds:
         index = store.round_of(path.parent.name)
         if index is None:
             yield path.parent.name, "No round has a folder of this name; remove it, or give it its name back."
@@ -85,7 +88,7 @@ def _out_of_place(folder: Path, complete: list[int], num_rounds: int) -> Iterato
             yield path.parent.name, "A round before it is missing or incomplete."
         elif index > num_rounds:
             yield path.parent.name, "The experiment has no such round."
-    for path in sorted(folder.glob("round-*/branch-*/round.json")):
+    for path in others:
         round, branch = path.parts[-3:-1]
         if store.round_of(round) not in complete:
             yield f"{round}, {branch.replace('-', ' ', 1)}", "Its round is missing or incomplete."

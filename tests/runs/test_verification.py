@@ -192,6 +192,21 @@ def test_only_what_is_damaged_is_to_be_deleted(small_run, tmp_path, damage, advi
         verification.refuse_damaged(copy, store.read_experiment(copy))
 
 
+def test_a_round_that_is_stored_meanwhile_is_not_wrong(small_run, tmp_path, monkeypatch):
+    copy = tmp_path / "copy"
+    shutil.copytree(small_run.path, copy)
+    last = store.round_path(copy, 1, 3)
+    last.rename(tmp_path / "in training")
+
+    def same_start(run, replicate):
+        if not last.exists():
+            (tmp_path / "in training").rename(last)
+        return False
+
+    monkeypatch.setattr(verification, "same_start", same_start)
+    assert not [wrong for _, wrong in verification.verify(copy) if wrong]
+
+
 @pytest.mark.parametrize("damage", [cut_off, without_masks])
 def test_of_a_damaged_branch_no_round_is_to_be_deleted(small_run, tmp_path, damage):
     shutil.copytree(small_run.path, tmp_path / "copy")
