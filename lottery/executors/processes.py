@@ -103,6 +103,8 @@ class ProcessExecutor(Executor):
         os.environ["PYTHONWARNINGS"] = f"{before},ignore::UserWarning:loky.backend.resource_tracker".lstrip(",")
         try:
             return loky.ProcessPoolExecutor(self.max_workers, initializer=_begin, initargs=begin, env=env)
+        except OSError as error:  # where nothing can be shared, as in a container without /dev/shm
+            raise LotteryError(f"Several processes cannot be started: {error.strerror}; use one worker.") from None
         finally:
             os.environ["PYTHONWARNINGS"] = before
 

@@ -1,6 +1,7 @@
 """Networks in several processes: the bits of one, whatever dies or fails, from any script."""
 
 import contextlib
+import errno
 import functools
 import multiprocessing
 import os
@@ -191,6 +192,17 @@ def test_a_folder_for_temporary_files_that_takes_no_socket_is_named(tmp_path, mo
     monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", str(folder))
     with pytest.raises(StorageError, match="long' cannot be written: AF_UNIX path too long"):
         ProcessExecutor(arrays, 2)
+
+
+def test_without_shared_memory_one_sentence_says_what_to_do(tmp_path, monkeypatch):
+    def fails(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("loky.ProcessPoolExecutor", fails)
+    executor = ProcessExecutor(print, 2)
+    with pytest.raises(LotteryError, match="Several processes cannot be started: Read-only file system; use one"):
+        executor.submit(Job(tmp_path, NetworkId(1, 0)))
+    executor.shutdown()
 
 
 class Unloadable:
