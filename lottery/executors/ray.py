@@ -65,10 +65,11 @@ def joined(
     """Give the executor of a cluster, on which a network is only `Lost`, whatever ends its process or its node."""
     pickle = pickled(initializer)
     with _connected(asks, on_event) as ray:
-        resources = {run: _resources(asks, threads) for run, threads in num_threads.items()}
+        # Once for all runs of a sweep that have the same threads.
+        resources = {threads: _resources(asks, threads) for threads in num_threads.values()}
         for wanted in resources.values():
             _check_room(ray, wanted, on_event)
-        executor = _RayExecutor(ray, resources, pickle)
+        executor = _RayExecutor(ray, {run: resources[threads] for run, threads in num_threads.items()}, pickle)
         try:
             yield executor
         finally:

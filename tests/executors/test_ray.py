@@ -5,6 +5,7 @@ import os
 # Ray takes 127.0.0.1, which every node here is bound to, for another address unless it hears this before its import.
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -115,6 +116,16 @@ def test_a_network_never_takes_fewer_processors_than_threads():
     assert wanted == {"CPU": 4, "GPU": 0.5, "memory": 10}
 
 
+class Started:
+    """Stands for the executor of a cluster."""
+
+    def __init__(self, resources):
+        self.resources = resources
+
+    def shutdown(self):
+        pass
+
+
 class Nodes:
     """Stands for Ray, which lists its nodes."""
 
@@ -141,6 +152,16 @@ def test_what_no_single_node_has_is_refused_at_once(monkeypatch):
     monkeypatch.setattr("lottery.executors.ray._grows", lambda: True)
     _check_room(Nodes({"CPU": 2}), wanted, said.append)
     assert "waiting for the cluster to grow" in said[0].text
+
+
+def test_what_a_cluster_lacks_is_said_once_for_all_runs_of_a_sweep(monkeypatch):
+    monkeypatch.setattr("lottery.executors.ray._grows", lambda: True)
+    monkeypatch.setattr("lottery.executors.ray._connected", lambda *_: contextlib.nullcontext(Nodes({"CPU": 2})))
+    monkeypatch.setattr("lottery.executors.ray._RayExecutor", lambda ray, resources, pickle: Started(resources))
+    said, threads = [], {Path("a"): 3, Path("b"): 3, Path("c"): 4}
+    with joined(Ray(), print, threads, said.append) as executor:
+        assert executor.resources == {run: {"CPU": number} for run, number in threads.items()}
+    assert [note.text[:26] for note in said] == ["Each network needs 3 CPUs,", "Each network needs 4 CPUs,"]
 
 
 def test_a_cluster_grows_if_its_nodes_are_of_kinds():
