@@ -50,7 +50,7 @@ class Ray:
         """Raise `LotteryError` if an amount is impossible or Ray is not installed."""
         for name in ("num_cpus", "num_gpus", "memory"):
             amount = getattr(self, name)
-            if not (isinstance(amount, numbers.Real) and amount >= 0):
+            if not (isinstance(amount, numbers.Real) and float(amount) >= 0):
                 raise LotteryError(f"{name} must be 0 or more, not {amount!r}.")
         if self.num_gpus > 1 and self.num_gpus % 1:
             raise LotteryError(f"num_gpus must be a whole number, or a fraction below 1, not {self.num_gpus}.")
