@@ -6,6 +6,7 @@ without which no worker can report. A connection ends with either of its process
 """
 
 import contextlib
+import functools
 import logging
 import os
 import secrets
@@ -144,9 +145,15 @@ class _Worker:
 
     def __init__(self, connection: Connection, initializer: bytes):
         self.connection, self.initializer = connection, initializer
-        self.train: Train | None = None
         self.cancelled = False  # by that process, for good
         self.signal = 0  # stops the network in training alone
+
+    @functools.cached_property
+    def train(self) -> Train:
+        # Not when the process begins: what cannot be loaded here would end it, as if it had been killed.
+        import cloudpickle
+
+        return cloudpickle.loads(self.initializer)(progress.throttled(self.connection.send), self.should_stop)
 
     def should_stop(self) -> int:
         return signal.SIGTERM if self.cancelled else self.signal
@@ -180,14 +187,8 @@ def _begin(address: Any, key: bytes, initializer: bytes) -> None:
 
 def _train(job: Job) -> bool:
     """Train one network in this process; return False if it was stopped."""
-    import cloudpickle
-
     (worker,) = _WORKER
     try:
-        # Not when the process begins: what cannot be loaded here would end it, as if it had been killed.
-        if worker.train is None:
-            begin = cloudpickle.loads(worker.initializer)
-            worker.train = begin(progress.throttled(worker.connection.send), worker.should_stop)
         worker.train(job)
     except interrupts.Stopped:
         worker.signal = 0  # a signal stops one network

@@ -169,13 +169,12 @@ def opened(run: Path, experiment: config.Experiment) -> Iterator[None]:
     with files.readable_errors(run):
         run.mkdir(parents=True, exist_ok=True)
         refuse_links(run)
-        # The kernel drops this lock when the process ends, killed or not.
-        lock = FileLock(run / ".lock", timeout=0)
         try:
-            lock.acquire()
+            # The kernel drops this lock when the process ends, killed or not.
+            lock = FileLock(run / ".lock", timeout=0).acquire()
         except Timeout:
             raise LotteryError(f"Another process is working on {str(run)!r}; wait for it, or stop it first.") from None
-    try:
+    with lock:
         # Only under the lock: a temporary file may be that of another process that still writes it.
         _clear_leftovers(run)
         file = run / "experiment.toml"
@@ -185,8 +184,6 @@ def opened(run: Path, experiment: config.Experiment) -> Iterator[None]:
             raise _edited(file, f" ({'; '.join(config.differences(stored, experiment))})")
         yield
         _clear_leftovers(run)  # of workers that were killed and replaced
-    finally:
-        lock.release()
 
 
 def _clear_leftovers(run: Path) -> None:
@@ -351,12 +348,11 @@ def progress(run: Path, experiment: config.Experiment) -> tuple[int, int]:
 def _stored(folder: Path) -> set[tuple[int, str]]:
     # Listed from the files, not looked up: a stranger's experiment may want far more networks than are there.
     places = set()
-    for pattern in ("round-*/round.json", "round-*/branch-*/round.json"):
-        for path in folder.glob(pattern):
-            found, *branch = path.relative_to(folder).parts[:-1]
-            index = round_of(found)
-            if index is not None:
-                places.add((index, branch[0].removeprefix("branch-") if branch else TICKET))
+    for path in (*folder.glob("round-*/round.json"), *folder.glob("round-*/branch-*/round.json")):
+        found, *branch = path.relative_to(folder).parts[:-1]
+        index = round_of(found)
+        if index is not None:
+            places.add((index, branch[0].removeprefix("branch-") if branch else TICKET))
     return places
 
 
