@@ -119,7 +119,7 @@ def test_handlers_are_put_back_and_the_second_raises_what_it_would_have():
 def test_a_worker_that_was_stopped_stays_so_and_takes_a_signal_once(monkeypatch):
     sent = []
     connection = type("Connection", (), {"send": lambda self, what: sent.append(what)})()
-    worker = processes._Worker(connection)
+    worker = processes._Worker(connection, b"")
     monkeypatch.setattr(processes, "_WORKER", [worker])
 
     def train(task):
@@ -137,7 +137,7 @@ def test_a_worker_that_was_stopped_stays_so_and_takes_a_signal_once(monkeypatch)
     def fails(task):
         raise type("Mine", (Exception,), {"__init__": lambda self, one, other: None})(1, 2)
 
-    worker.train, worker.stopped = fails, False
+    worker.train = fails
     with pytest.raises(LotteryError, match="Mine"):  # a kind that can be sent
         processes._train("a network")
 
