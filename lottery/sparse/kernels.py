@@ -402,22 +402,25 @@ _YES, _NO = np.bool_(True), np.bool_(False)  # for each of Python's own two, num
 
 
 @_compiled
-def _row(values: Any, tensor: Any, block: int, channel: int, row: int) -> Any:
-    """Return a row of an image of a tensor."""
-    at = _corner(tensor, block, channel) + row * tensor.row
-    return values[at : at + tensor.width * WIDTH]
-
-
-@_compiled
-def _corner(tensor: Any, block: int, channel: int) -> int:
-    """Return where an image of a tensor begins."""
-    return tensor.start + block * tensor.block + channel * tensor.plane
-
-
-@_compiled
-def _image(values: Any, tensor: Any, block: int, channel: int) -> Any:
+def _values(memory: Any, tensor: Any, block: int, channel: int) -> Any:
     """Return an image of a tensor: where it begins, how far it is from a row to the next, and its size in vectors."""
-    return values, _corner(tensor, block, channel), tensor.row, tensor.height, tensor.width
+    corner = tensor.start + block * tensor.block + channel * tensor.plane
+    return memory.a, corner, tensor.row, tensor.height, tensor.width
+
+
+@_compiled
+def _slopes(memory: Any, tensor: Any, block: int, channel: int) -> Any:
+    """Return the gradients of an image, as `_values` does."""
+    corner = tensor.start + block * tensor.slopes_block + channel * tensor.plane
+    return memory.d, corner, tensor.row, tensor.height, tensor.width
+
+
+@_compiled
+def _row(image: Any, row: int) -> Any:
+    """Return a row of an image."""
+    array, corner, length, _, width = image
+    at = corner + row * length
+    return array[at : at + width * WIDTH]
 
 
 @_compiled
@@ -506,11 +509,11 @@ def _elementwise(
     value, slope = _compiled(value), _compiled(slope)
 
     @_compiled
-    def function(values: Any, slopes: Any, source: Any, target: Any, block: int, channel: int, is_forward: Any) -> None:
-        before = np.empty(target.width * WIDTH, np.float32)
-        for row in range(target.height):
-            z, a = _row(values, source, block, channel, row), _row(values, target, block, channel, row)
-            d = _row(slopes, target, block, channel, row)
+    def function(source: Any, target: Any, slopes: Any, is_forward: Any) -> None:
+        _, _, _, height, width = target
+        before = np.empty(width * WIDTH, np.float32)
+        for row in range(height):
+            z, a, d = _row(source, row), _row(target, row), _row(slopes, row)
             if is_forward:
                 _give(a, before)
                 for i in range(a.size):
@@ -714,10 +717,12 @@ def _columns(integers: str, singles: str = "", doubles: str = "") -> np.dtype:
 
 # Numbers of tensors, functions, passes and parameters are places in their tables; what is missing is -1. Other numbers
 # are lengths, in lanes. `adds` says if outputs are added to what is there, `source_needed` if the source has gradients,
-# and `source_adds` if some are there.
+# and `source_adds` if some are there. From a block of a tensor's values to the next it is `block`, of its gradients
+# `slopes_block`; 0 where all blocks take turns in one place. `writer` is the normalisation that writes such values anew
+# before the gradients of weights read them.
 OPERATION = _columns(
     "kind source target adds source_needed source_adds first_weight last_weight bias first_pass last_pass cells "
-    "is_single function gamma beta channel is_unbiased clips height width down right top left",
+    "is_single writer function gamma beta channel is_unbiased clips height width down right top left",
     singles="epsilon stays moves",  # of moving statistics, the shares that stay and that come from the batch
     doubles="l1 l2",
 )
@@ -725,7 +730,7 @@ PASS = _columns(
     "rows channels plane lowest chunks step source_group target_group is_wide first_begin first_targets "
     "first_offsets first_places first_tiles last_tile"
 )
-TENSOR = _columns("start height width channels row plane block")
+TENSOR = _columns("start height width channels row plane block slopes_block")
 
 _ACTIVATIONS = tuple(activation.function for activation in ACTIVATIONS.values())
 _LOSSES = tuple(LOSSES.values())
@@ -760,7 +765,7 @@ class Memory(NamedTuple):
     """What a network computes with; it holds nothing from one step to the next."""
 
     a: np.ndarray  # float32, the values of all tensors
-    d: np.ndarray  # float32, their gradients
+    d: np.ndarray  # float32, their gradients, which have the same places
     values: np.ndarray  # float32, of each weight in each list
     cells: np.ndarray  # float32, see `_tile_of_gradients`
     channels: np.ndarray  # float64, sums of each normalised channel, see `_FROM`
@@ -820,7 +825,8 @@ def _outputs(layout: Any, memory: Any, parameters: Any, operation: Any, number: 
     written = layout.tensors[operation.target if is_forward else operation.source]
     has_bias, adds = is_forward and operation.bias >= 0, not is_forward and operation.source_adds != 0
     for block in range(first, first + 1 if pass_.is_wide else last):  # the tiles of a wide pass are of all blocks
-        read_block, write_block = read.start + block * read.block, written.start + block * written.block
+        read_block = read.start + block * (read.block if is_forward else read.slopes_block)
+        write_block = written.start + block * (written.block if is_forward else written.slopes_block)
         for tile in range(pass_.first_tiles, pass_.last_tile):
             form, read_at, write_at = layout.tiles[tile]
             following = layout.tiles[min(tile + 1, pass_.last_tile - 1)]
@@ -855,7 +861,7 @@ def _gradients(layout: Any, memory: Any, operation: Any, first: int, last: int) 
     for chunk in range(pass_.chunks):  # outermost, so that its cells stay in a cache
         list_of_row = pass_.first_begin + chunk * pass_.rows
         for block in range(first, first + 1 if pass_.is_wide else last):
-            read_block, made_block = read.start + block * read.block, made.start + block * made.block
+            read_block, made_block = read.start + block * read.block, made.start + block * made.slopes_block
             for tile in range(pass_.first_tiles, pass_.last_tile):
                 form, read_at, made_at = layout.tiles[tile]
                 following = layout.tiles[min(tile + 1, pass_.last_tile - 1)]
@@ -888,7 +894,7 @@ def _gradients_of_biases(memory: Any, operation: Any, made: Any, first: int, las
     """Add up the gradients of each channel of outputs over some blocks."""
     for block in range(first, last):
         for channel in range(made.channels):
-            slopes = _image(memory.d, made, block, channel)
+            slopes = _slopes(memory, made, block, channel)
             _add_products(slopes, _0, slopes, _0, _0, _1, memory.lanes)
             memory.gradients[operation.bias + channel] += _sum_of(memory.lanes, 0)
 
@@ -899,6 +905,10 @@ def _linear(layout: Any, memory: Any, parameters: Any, operation: Any, first: in
     if is_forward:
         _outputs(layout, memory, parameters, operation, operation.first_pass, first, last)
         return
+    if operation.writer >= 0:
+        writer = layout.operations[operation.writer]
+        for channel in range(layout.tensors[operation.source].channels):
+            _write_normalised(layout, memory, writer, first, channel)
     _gradients(layout, memory, operation, first, last)
     if operation.source_needed:
         for number in range(operation.first_pass + 1, operation.last_pass):
@@ -915,15 +925,15 @@ def _activation(layout: Any, memory: Any, operation: Any, block: int, channel: i
     One that `clips` is a relu, or a sum and a relu in one.
     """
     z, a = layout.tensors[operation.source], layout.tensors[operation.target]
-    read, written = _image(memory.a, z, block, channel), _image(memory.a, a, block, channel)
-    of_read, of_written = _image(memory.d, z, block, channel), _image(memory.d, a, block, channel)
+    read, written = _values(memory, z, block, channel), _values(memory, a, block, channel)
+    of_read, of_written = _slopes(memory, z, block, channel), _slopes(memory, a, block, channel)
     is_apart = a.start != z.start
     if is_forward and (is_apart or operation.clips):
         _scale(read, written, _1, _0, _least(operation), operation.adds != 0)
     index = 0
     for function in literal_unroll(_ACTIVATIONS):
         if operation.function == index:
-            function(memory.a, memory.d, z, a, block, channel, is_forward)
+            function(read, written, of_written, is_forward)
         index += 1
     if not is_forward and operation.clips:
         _clip(written, of_written)
@@ -969,25 +979,27 @@ def _mean(operation: Any, image: Any, row: int, values: Any) -> None:
 @_compiled
 def _pooling(layout: Any, memory: Any, operation: Any, block: int, channel: int, is_forward: Any) -> None:
     """Backward, give the gradient of a mean to all values in equal shares, and of a maximum to the first of it."""
-    image, pooled, a, d = layout.tensors[operation.source], layout.tensors[operation.target], memory.a, memory.d
+    image, pooled = layout.tensors[operation.source], layout.tensors[operation.target]
+    read, written = _values(memory, image, block, channel), _values(memory, pooled, block, channel)
+    of_read, of_written = _slopes(memory, image, block, channel), _slopes(memory, pooled, block, channel)
     is_mean, step = operation.function == 1, operation.right * WIDTH
     left_over = np.empty(pooled.width * WIDTH, np.float32)
     if not is_forward and not operation.source_needed:
         return
     if not is_forward and not operation.source_adds:
         for row in range(image.height):
-            _set(_row(d, image, block, channel, row), _0)
+            _set(_row(of_read, row), _0)
     for row in range(pooled.height):
-        windows = _row(a, pooled, block, channel, row)
+        windows = _row(written, row)
         if is_forward:
             _set(windows, _0 if is_mean else -_INFINITE)
         else:
-            _give(_row(d, pooled, block, channel, row), left_over)
+            _give(_row(of_written, row), left_over)
             if is_mean:
                 _mean(operation, image, row, left_over)
         top, bottom = _rows_inside(operation, image, row)
         for y in range(top, bottom):
-            values, slopes = _row(a, image, block, channel, y), _row(d, image, block, channel, y)
+            values, slopes = _row(read, y), _row(of_read, y)
             for place in range(operation.width):
                 first, last = _columns_inside(operation, image, pooled, place)
                 at, num = first * step + (place - operation.left) * WIDTH, last - first
@@ -1025,11 +1037,11 @@ def _moments(layout: Any, memory: Any, operation: Any, num: int, block: int, cha
     """Add a block's part to the two sums of a channel."""
     x, z = layout.tensors[operation.source], layout.tensors[operation.target]
     sums, lanes = memory.channels[operation.channel + channel], memory.lanes
-    values, slopes = _image(memory.a, x, block, channel), _image(memory.d, z, block, channel)
+    values, slopes = _values(memory, x, block, channel), _slopes(memory, z, block, channel)
     if block == 0:
         sums[_TOTAL], sums[_PRODUCT] = 0.0, 0.0
         if is_forward:
-            sums[_FROM] = memory.a[_corner(x, block, channel)]
+            sums[_FROM] = _row(values, 0)[0]
     origin = np.float32(sums[_FROM] if is_forward else sums[_MEAN])
     inverse = 1.0 if is_forward else sums[_INVERSE]
     if is_forward:
@@ -1064,16 +1076,23 @@ def _end_moments(sums: Any, state: Any, operation: Any, channel: int, count: int
 
 
 @_compiled
+def _write_normalised(layout: Any, memory: Any, operation: Any, block: int, channel: int) -> None:
+    """Write the normalised values of a channel of a block, by the numbers of the channel."""
+    x, z = layout.tensors[operation.source], layout.tensors[operation.target]
+    values, target = _values(memory, x, block, channel), _values(memory, z, block, channel)
+    sums = memory.channels[operation.channel + channel]
+    _scale(values, target, np.float32(sums[_SCALE]), np.float32(sums[_SHIFT]), _least(operation), _NO)
+
+
+@_compiled
 def _normalise(
     layout: Any, memory: Any, state: Any, operation: Any, num: int, block: int, channel: int, is_training: Any
 ) -> None:
-    """Write the normalised values of a channel of a block."""
-    x, z = layout.tensors[operation.source], layout.tensors[operation.target]
-    sums = memory.channels[operation.channel + channel]
+    """Write the normalised values of a channel of a block, and before the first block what scales and shifts them."""
     if block == 0:
+        x, sums = layout.tensors[operation.source], memory.channels[operation.channel + channel]
         _end_moments(sums, state, operation, channel, num * x.height * x.width, is_training)
-    values, target = _image(memory.a, x, block, channel), _image(memory.a, z, block, channel)
-    _scale(values, target, np.float32(sums[_SCALE]), np.float32(sums[_SHIFT]), _least(operation), _NO)
+    _write_normalised(layout, memory, operation, block, channel)
 
 
 @_compiled
@@ -1095,13 +1114,14 @@ def _normalise_backward(
     slope = -factor * np.float32(sums[_PRODUCT] / count * sums[_INVERSE])
     shift = -factor * np.float32(sums[_TOTAL] / count)
     clip_scale, clip_shift = _clips_by(operation, sums)
+    of_values = _slopes(memory, x, block, channel)
     _slopes_of_normalised(
-        _image(memory.d, z, block, channel), _image(memory.a, x, block, channel), _image(memory.d, x, block, channel),
-        clip_scale, clip_shift, factor, np.float32(sums[_MEAN]), slope, shift, operation.source_adds != 0,
+        _slopes(memory, z, block, channel), _values(memory, x, block, channel), of_values, clip_scale, clip_shift,
+        factor, np.float32(sums[_MEAN]), slope, shift, operation.source_adds != 0,
     )  # fmt: skip
     if block == len(memory.targets) - 1 and num % WIDTH:
         for row in range(x.height):
-            slopes = _row(memory.d, x, block, channel, row)
+            slopes = _row(of_values, row)
             for lane in range(num % WIDTH, WIDTH):  # without an example
                 for place in range(lane, slopes.size, WIDTH):
                     slopes[place] = _0

@@ -50,6 +50,7 @@ class Place:
     row: int
     plane: int  # a channel
     block: int
+    slopes_block: int  # a block of its gradients
 
     def at(self, channel: Any, row: Any, column: Any) -> Any:
         """Return the offset of entries from the corner of their block."""
@@ -61,6 +62,7 @@ class Packer:
 
     def __init__(self, network: Network, batch_size: int) -> None:
         self.network, self.num_blocks = network, -(-batch_size // WIDTH)
+        self.phases = self._phases()
         self.places: list[Place] = []
         first, shared = 0, self._shared()
         for number, tensor in enumerate(network.tensors):
@@ -75,7 +77,7 @@ class Packer:
             plane += plane % 2 == 0
             block = tensor.channels * plane
             block += block % 2 == 0
-            lengths = (first + top * row + left, row, plane, block)
+            lengths = (first + top * row + left, row, plane, *self._steps(number, shared, block))
             self.places.append(Place(*(length * WIDTH for length in lengths)))
             first += self.num_blocks * block
         self.size = first * WIDTH
@@ -84,6 +86,40 @@ class Packer:
         """Check if an operation takes all blocks at once."""
         widths = [self.network.tensors[number].width for number in (operation.source, operation.target)]
         return max(widths) < NARROW or (isinstance(operation, Linear) and operation.kind == "dense")
+
+    def _phases(self) -> list[int]:
+        """Number the phase of each operation: a phase goes block by block, or takes all blocks at once.
+
+        Normalisation needs the sums over all blocks, so a phase ends after its first half.
+        """
+        number, was_wide, found = -1, None, []
+        for operation in self.network.operations:
+            is_wide = self.is_wide(operation)
+            number += is_wide != was_wide or isinstance(operation, Normalisation)
+            was_wide = is_wide
+            found.append(number)
+        return found
+
+    def _steps(self, number: int, shared: Sequence[int], block: int) -> tuple[int, int]:
+        """Return what leads from a block to the next, of values and of gradients: 0 where blocks take turns in a place.
+
+        They do where all that reads and writes them is in one phase, which goes block by block, so that they stay in a
+        cache. Values are read again backward: only those of a normalisation, which can be written again, take turns.
+        """
+        of_values, of_slopes, can_be_written_again = set(), set(), True
+        for phase, operation in zip(self.phases, self.network.operations, strict=True):
+            is_source, is_target = shared[operation.source] == number, shared[operation.target] == number
+            if not (is_source or is_target):
+                continue
+            if number == 0 or self.is_wide(operation) or operation is self.network.operations[-1]:
+                return block, block
+            # Backward, the halves of a normalisation change places.
+            if is_target or type(operation) is not Normalisation:
+                of_slopes.add(phase)
+            if is_source or type(operation) is not Moments:
+                of_values.add(phase)
+            can_be_written_again &= isinstance(operation, Linear if is_source else Moments)
+        return block * (len(of_values) > 1 or not can_be_written_again), block * (len(of_slopes) > 1)
 
     def _shared(self) -> list[int]:
         """Return for each tensor the first tensor in whose place it lies: an activation or a sum may take its source's.
@@ -250,20 +286,19 @@ class Packing:
             yield {"height": tensor.height, "width": width, "channels": channels, **vars(place)}
 
     def _order(self) -> tuple[np.ndarray, np.ndarray]:
-        """Divide the operations into phases, and phases into runs; see `kernels.Layout`.
+        """Divide phases into runs; see `kernels.Layout`.
 
-        A phase goes block by block, or takes all blocks at once, and a run of operations on each value goes channel by
-        channel, so that what is small stays in the second cache from one operation to the next. Normalisation needs the
-        sums over all blocks, so a phase ends after its first half.
+        A run of operations on each value goes channel by channel, so that what is small stays in the second cache from
+        one operation to the next.
         """
-        tensors, was_wide = list(self._tensors(True)), None
+        tensors = list(self._tensors(True))
         phases, runs = [], []
         for number, operation in enumerate(self.network.operations):
             is_wide, by_value = self.packer.is_wide(operation), isinstance(operation, (Activation, Term))
             by_channel = not is_wide and isinstance(operation, (Activation, Term, Moments))
             channels = self.network.tensors[operation.source].channels
             channels = tensors[operation.source]["channels"] if by_value else channels
-            is_new, was_wide = is_wide != was_wide or isinstance(operation, Normalisation), is_wide
+            is_new = self.packer.phases[number] == len(phases)
             if is_new:
                 phases.append([len(runs), 0, self.packer.num_blocks if is_wide else 1])
             at_once = 1 if by_channel else channels
@@ -350,7 +385,9 @@ class Packing:
                 walk = _Walk(target, source, grid, reach, is_wide, target_steps=operation.strides)
                 self._add(_List(targets, read[fits], written[fits] * has_chunks, offsets, places[fits]), walk)
         is_single = made[:2] == (1, 1)
+        writers = [at for at, each in enumerate(self.network.operations) if each.target == operation.source]
         described = {
+            "writer": writers[-1] if source.block == 0 else -1,
             "bias": self._at(operation.bias), "first_pass": first, "last_pass": len(self.passes),
             "cells": self.num_cells, "is_single": is_single, "l1": operation.l1, "l2": operation.l2,
             "first_weight": self.first[operation.kernel], "last_weight": self.first[operation.kernel] + len(places),

@@ -33,12 +33,11 @@ Z = np.concatenate([np.linspace(-30, 30, 241), np.linspace(-1, 1, 200), 10.0 ** 
 
 def activated(activation, z):
     """The outputs of an activation, and its slopes: a row of an image, behind a row of its inputs."""
-    row = np.zeros(2, kernels.TENSOR)
-    row["width"], row["height"], row["start"] = len(z) // kernels.WIDTH, 1, (0, len(z))
     values, slopes = np.concatenate([z, z]), np.ones(2 * len(z), np.float32)
-    source = row[0] if activation.needs_input else row[1]  # else both lie in one place
+    place = (len(z), 0, 1, len(z) // kernels.WIDTH)  # where a row begins, how far it is to the next, and its size
+    source = (values, 0 if activation.needs_input else len(z), *place[1:])  # else both lie in one place
     for is_forward in (True, False):
-        door(activation.function)(values, slopes, source, row[1], 0, 0, is_forward)
+        door(activation.function)(source, (values, *place), (slopes, *place), is_forward)
     return values[len(z) :], slopes[len(z) :]
 
 
