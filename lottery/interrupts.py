@@ -15,6 +15,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 TIME_IS_UP = 14  # SIGALRM, by which systems with such a signal end what has run for long enough
 
 
+# A KeyboardInterrupt, because `except Exception`, as around functions of the user's, lets it through.
 class Stopped(KeyboardInterrupt):
     """Training stopped on request by `signal`; everything trained is stored, and the same call continues from there."""
 
@@ -57,7 +58,8 @@ def listening(notify: Callable[[int], None] | None = None, at_once: bool = False
         nonlocal first
         if not first:
             first = number
-            with contextlib.suppress(OSError, RuntimeError):  # the output is closed, or being written to
+            # The output may be closed; or it is being written to, and Python refuses a second write within the first.
+            with contextlib.suppress(OSError, RuntimeError):
                 if notify:
                     notify(number)
         elif at_once:
@@ -69,8 +71,9 @@ def listening(notify: Callable[[int], None] | None = None, at_once: bool = False
             restore()
             signal.raise_signal(number)
 
-    # Signals that were ignored before, as in the background of a script, stay ignored.
-    taken = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    # Signals that were ignored before, as in the background of a script, stay ignored. None stands for a handler that
+    # was not set from Python, and could not be put back.
+    taken = [number for number in SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
     before = {number: signal.signal(number, handle) for number in taken}
 
     def restore() -> None:

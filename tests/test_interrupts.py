@@ -116,6 +116,14 @@ def test_handlers_are_put_back_and_the_second_raises_what_it_would_have():
     assert [signal.getsignal(number) for number in interrupts.SIGNALS] == before
 
 
+def test_a_handler_that_python_did_not_set_stays(monkeypatch):
+    handlers = []
+    monkeypatch.setattr(signal, "getsignal", lambda number: None)
+    monkeypatch.setattr(signal, "signal", lambda number, handler: handlers.append(handler))
+    with interrupts.listening() as first, interrupts.held():
+        assert not first() and not handlers
+
+
 def test_a_worker_that_was_stopped_stays_so_and_takes_a_signal_once(monkeypatch):
     sent = []
     connection = type("Connection", (), {"send": lambda self, what: sent.append(what)})()
