@@ -29,7 +29,8 @@ from lottery.training.settings import OF_COMPILING, Train
 ALL = "all"  # rounds get controls
 MOST_BYTES = 1_000_000  # of an experiment file
 MOST_THREADS = 10_000
-MOST_SEED = 2**63 - 1  # the largest integer of TOML, and of NumPy, in which TensorBoard's settings are written
+# The largest integer of TOML, and of NumPy, in which TensorBoard's settings are written.
+MOST_SEED = 2**63 - 1
 
 
 def _file_name(value: str) -> str:
@@ -45,6 +46,7 @@ class Run(Section):
 
     num_replicates: Annotated[int, Field(ge=1, le=MOST_REPLICATES)] = 5
     seed: Annotated[int, Field(ge=0, le=2**127)] = 0  # `load` takes up to `MOST_SEED`; earlier runs may have more
+    # Not strict, here and below, since TOML has lists, and no tuples.
     controls: tuple[Annotated[str, one_of("run.controls", branches.controls)], ...] = Field(default=(), strict=False)
     control_rounds: Literal["all"] | Annotated[tuple[Natural, ...], Field(strict=False)] = ALL
     enforcement: Annotated[str, one_of("run.enforcement", ENFORCEMENTS, also=is_given)] = "constraint"
@@ -63,6 +65,7 @@ class Experiment(Section):
     """Everything that decides the result of a run."""
 
     name: Annotated[str, AfterValidator(_file_name)] = "experiment"
+    # Sections are frozen, so all experiments can share the same defaults.
     data: Data = Data()
     model: Model = Model()
     train: Train = Train()
@@ -81,7 +84,8 @@ class Experiment(Section):
         if late:
             raise LotteryError(f"run.control_rounds must be at most prune.num_rounds, {num_rounds}, not {late[0]}.")
         scored_untrained = criteria.facts(self.prune.criterion).needs_network
-        enforcement = ENFORCEMENTS.get(self.run.enforcement)  # none of a function, which may hold any value
+        # A function of the caller's is none of them, and may hold any value.
+        enforcement = ENFORCEMENTS.get(self.run.enforcement)
         zero_only = enforcement is not None and enforcement.zero_only
         mask_actions.check(self.prune.held_at, self.rewind.mode, scored_untrained, zero_only)
         return self
@@ -111,7 +115,8 @@ def load(
     if source is None:
         tables = read(Path(__file__).with_name("mnist1d.toml"))
         if names_network(overrides) or flat(overrides or {}).get("prune.granularity") in UNITS:
-            del tables["prune"]["rates"]  # they are for the output layer of its own model, whose units always stay
+            # They are for the output layer of its own model, whose units always stay.
+            del tables["prune"]["rates"]
     else:
         tables = source if isinstance(source, Mapping) else read(Path(source))
     experiment = validated(merged(plain(tables), plain(overrides or {})))
@@ -212,8 +217,8 @@ def read(path: Path) -> dict[str, Any]:
 
     What sources state of the experiment, in its tables ``[[claim]]``, is left out: see `lottery.statistics.published`.
     """
-    path = path / "experiment.toml" if path.is_dir() else path
-    path = path if path.exists() else shipped().get(str(path), path)
+    found = path / "experiment.toml" if path.is_dir() else path
+    path = found if found.exists() else shipped().get(str(path), found)
     try:
         with path.open("rb") as file:  # a pipe, too
             # One byte more than is allowed tells that a file is too long, whatever its size.
@@ -256,7 +261,8 @@ def parsed(path: Path, content: bytes) -> dict[str, Any]:
         return tomllib.loads(content.decode())
     except UnicodeDecodeError as error:
         raise LotteryError(f"The experiment file {str(path)!r} cannot be read: {error}.") from None
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits; lists in lists in lists
+    # Python refuses to read a number of thousands of digits, and lists in lists in lists.
+    except (ValueError, RecursionError) as error:
         raise LotteryError(f"The experiment file {str(path)!r} is not valid TOML: {error}.") from None
 
 

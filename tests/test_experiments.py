@@ -144,9 +144,11 @@ def test_list_show_and_copy(command, tmp_path):
 
 
 def test_run_takes_a_name_and_a_file_wins(command, tmp_path):
-    assert presets.find("lenet_mnist") == presets.named("lenet_mnist")
+    assert config.read(Path("lenet_mnist")) == config.read(presets.named("lenet_mnist"))
+    (tmp_path / "conv_2_cifar10").mkdir()  # holds no experiment, so the name still means the preset
+    assert config.read(Path("conv_2_cifar10")) == config.read(presets.named("conv_2_cifar10"))
     (tmp_path / "lenet_mnist").write_text("name = 'mine'")
-    assert presets.find("lenet_mnist") == Path("lenet_mnist")
+    assert config.read(Path("lenet_mnist")) == {"name": "mine"}
     result = command("run", "--smoke", "run.num_replicates=1", "prune.num_rounds=1")
     assert result.exit_code == 0, result.output
     assert "mnist1d-smoke-" in result.stdout

@@ -17,7 +17,7 @@ import pytest
 
 import lottery
 from lottery import config, plots
-from lottery.pipeline import presets, sweeping
+from lottery.pipeline import sweeping
 from lottery.pruning import branches, criteria
 from lottery.runs import store
 from lottery.tickets import exporting
@@ -282,7 +282,7 @@ def check_run(given):
     first, values = given["experiment"], list(given["overrides"] or [])
     if first and "=" in first:
         first, values = None, [first, *values]
-    source = None if first is None else presets.find(first) if first in config.shipped() else ROOT / first
+    source = None if first is None else Path(first) if first in config.shipped() else ROOT / first
     assert config.load(source, config.parse_overrides(values))
 
 

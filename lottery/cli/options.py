@@ -77,7 +77,6 @@ class Changed:
     def read(self) -> tuple[Path | None, dict[str, Any]]:
         """Find the experiment's file, None by default, and read overrides; the first may stand in its place."""
         from lottery import config
-        from lottery.pipeline import presets
 
         experiment = self.experiment
         words = self.overrides or []
@@ -85,7 +84,7 @@ class Changed:
         if experiment is not None and "=" in experiment and not Path(experiment).exists():
             words = [experiment, *words]
             experiment = None
-        return presets.find(experiment) if experiment else None, config.parse_overrides(words)
+        return Path(experiment) if experiment else None, config.parse_overrides(words)
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,6 @@ def named(name: str) -> Path:
     return found[name]
 
 
-def find(source: str) -> Path:
-    """Find the file that a user means by an experiment: a file of that path, or else a preset."""
-    return Path(source) if Path(source).is_file() else config.shipped().get(source, Path(source))
-
-
 def listed() -> list[dict[str, Any]]:
     """Describe each preset, the default first: ``name``, ``data``, ``model``, and from the header of its file what it
     ``reproduces``, the ``paper``, and the ``figure`` or section of it.
