@@ -106,11 +106,11 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"
 
 
-def replicates(num: int, most: int = 0) -> str:
-    """Format a number of replicates, or the fewest and the most of them."""
+def counted(num: int, noun: str, most: int = 0) -> str:
+    """Count things, such as 1 network or 1,200 networks; or write the fewest and the most: 3 to 5 replicates."""
     if most > num:
-        return f"{num} to {most} replicates"
-    return "1 replicate" if num == 1 else f"{num} replicates"
+        return f"{num:,} to {most:,} {noun}s"
+    return f"{num:,} {noun}" if num == 1 else f"{num:,} {noun}s"
 
 
 def listed(words: Iterable[Any], conjunction: str = "and") -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from lottery.errors import unknown
 from lottery.figures import layout, style
 from lottery.figures.record import Analysis
-from lottery.formatting import ends, percent, ranges, replicates
+from lottery.formatting import counted, ends, percent, ranges
 from lottery.runs import siblings, store
 from lottery.runs.siblings import RECOMPUTED, STORED
 from lottery.statistics import intervals
@@ -232,7 +232,7 @@ def _means(part: Table) -> list[dict[str, Any]]:
     for (index, step), group in part.groupby(["round", "step"]):
         density = group["density"].mean()
         mean, low, high = intervals.mean_interval(group["barrier"].tolist())
-        text = replicates(len(group))
+        text = counted(len(group), "replicate")
         if math.isfinite(low):
             text += f", 95 % interval {ends(100 * low, 100 * high, '.2f')} %"
             if low < STABLE <= high:

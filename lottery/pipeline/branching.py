@@ -43,7 +43,8 @@ def branch(
     _check_overrides(overrides, transfers, ingredients.data is not None)
     with execution.started() as session:
         if transfers and rounds:
-            rounds = [0, *rounds]  # the dense network on the other data, without which no accuracy there says much
+            # The dense network on the other data, without which no accuracy there says much.
+            rounds = [0, *rounds]
         places = chosen_rounds(path, experiment, rounds, replicate, first=0 if transfers else 1)
         other = with_other_data(experiment, overrides, ingredients.data) if transfers else None
         prepared = running.open_run(session.stack, path, experiment, ingredients, transfer=other)
@@ -61,17 +62,13 @@ def branch(
         elif known is None:
             _check_same_function(Training(path, prepared, session.on_event), stored, function)
         if not missing:
-            session.note(f"All {len(jobs)} branches {label} of {path} are complete.")
-        details = {"data_sha256": prepared.data.fingerprint, "overrides": overrides} if transfers else None
+            session.note(f"Every branch {label} of {path} is complete.")
+        data_sha256 = prepared.data.fingerprint
+        details = {"data_sha256": data_sha256, "overrides": overrides} if transfers else None
         recipe = Recipe(
-            path,
-            prepared.experiment,
-            ingredients,
-            data_sha256=prepared.data.fingerprint,
-            branch=function,
-            details=details,
+            path, prepared.experiment, ingredients, data_sha256=data_sha256, branch=function, details=details,
             every=execution.checkpoint_every,
-        )
+        )  # fmt: skip
         dispatch.carry_out({path: recipe}, missing, session.writing({path: experiment}), {path: prepared})
 
 

@@ -7,7 +7,7 @@ from rich import filesize
 
 from lottery import config, data, weights
 from lottery.errors import LotteryError
-from lottery.formatting import replicates
+from lottery.formatting import counted
 from lottery.models import networks
 from lottery.pipeline import building, network_training, presets
 from lottery.pipeline.prepared import Ingredients
@@ -28,9 +28,11 @@ def model_of(experiment: config.Experiment, import_code: bool = False) -> Any:
     if not networks.is_built_in(name):
         build = networks.builder(name, import_code=import_code)
     elif dataset and dataset.shape and not settings.path:
+        # All data sets whose shape is known before they are loaded have ten classes.
         build = networks.builder(name, dataset.shape, presets.NUM_CLASSES)
     else:
         build = building.builder(experiment, data.load(settings), Ingredients())
+    # From any seed: only its layers and the shapes of its weights are looked at.
     return building.build_model(build, 0)
 
 
@@ -83,8 +85,8 @@ def sizes(experiment: config.Experiment, num_entries: int) -> dict[str, int]:
 def sentences(experiment: config.Experiment, num_entries: int) -> list[str]:
     """Say what an experiment would train and store."""
     found = sizes(experiment, num_entries)
-    of = f"{len(store.wanted(experiment)):,} for each of {replicates(experiment.run.num_replicates)}"
+    of = f"{len(store.wanted(experiment)):,} for each of {counted(experiment.run.num_replicates, 'replicate')}"
     return [
-        f"{found['networks']:,} networks, {of}: {found['steps']:,} steps of training.",
+        f"{counted(found['networks'], 'network')}, {of}: {found['steps']:,} steps of training.",
         f"About {filesize.decimal(found['bytes'])} of weights and masks on disk.",
     ]

@@ -15,7 +15,7 @@ import numpy as np
 from lottery import interrupts, progress, randomness
 from lottery.errors import LotteryError
 from lottery.executors.scheduler import Job
-from lottery.formatting import listed
+from lottery.formatting import counted, listed
 from lottery.pipeline import environment, recomputing
 from lottery.pipeline.prepared import Ingredients
 from lottery.pipeline.worker import Recipe, Worker
@@ -38,7 +38,8 @@ def verified(run: Path, ingredients: Ingredients, recompute: bool, num_retrained
         raise LotteryError(f"retrain must be a whole number from 0, not {num_retrained!r}.")
     with recomputing.opened(run, ingredients) if recompute else contextlib.nullcontext() as again:
         found = list(verification.verify(run, again))
-    if num_retrained and not any(wrong for _, wrong in found):  # what is damaged cannot be trained from
+    # What is damaged cannot be trained from.
+    if num_retrained and not any(wrong for _, wrong in found):
         found += retrained(run, chosen(run, num_retrained), ingredients, progress.silent)
     return found
 
@@ -78,7 +79,8 @@ def retrained(
             shutil.rmtree(folder)
             try:
                 trainer.train(Job(copy, network))
-            except LotteryError as error:  # of which the copy is gone before anybody can look at it
+            # The copy that it names is gone before anybody can look at it.
+            except LotteryError as error:
                 raise LotteryError(str(error).replace(str(copy), str(run))) from None
             again = StoredRound(copy, *network)
             wrong = _apart(stored, again) if elsewhere else _other_bytes(stored, again)
@@ -100,7 +102,7 @@ def _put_back(stored: StoredRound, again: StoredRound) -> None:
 def rule(run: Path, num: int) -> str:
     """Say in a sentence how networks that were trained again were compared."""
     elsewhere = environment.elsewhere(store.read_environment(run))
-    networks = "1 network was" if num == 1 else f"{num} networks were"
+    networks = f"{counted(num, 'network')} {'was' if num == 1 else 'were'}"
     if not elsewhere:
         return f"{networks} trained again: all their files have the same bytes."
     return (

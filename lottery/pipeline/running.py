@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lottery import config, data, formatting
+from lottery import config, data
 from lottery.errors import LotteryError
+from lottery.formatting import counted
 from lottery.pipeline import agreement, dispatch, environment, preparing
 from lottery.pipeline.prepared import Ingredients, Prepared, with_functions
 from lottery.pipeline.session import Execution, Session
@@ -45,7 +46,8 @@ def run(
             if stored and ingredients.are_passed:  # which are compared with those of the run
                 open_run(session.stack, path, experiment, ingredients)
             check_complete(path, experiment)
-            session = session.writing(experiments)  # it was killed after its last round, or run without
+            # It may have been killed after its last round, or have run without TensorBoard.
+            session = session.writing(experiments)
             session.note(f"{path} is complete.")
             return path
         prepared = open_run(session.stack, path, experiment, ingredients, prepared=prepared)
@@ -82,7 +84,8 @@ def _found(
 def _size(path: Path, experiment: config.Experiment) -> str:
     """Say how many networks a run has, and how many of them are stored."""
     stored, num = store.progress(path, experiment)
-    size = f"{path}: {num:,} networks of {formatting.replicates(experiment.run.num_replicates)}"
+    replicates = counted(experiment.run.num_replicates, "replicate")
+    size = f"{path}: {counted(num, 'network')} of {replicates}"
     if not stored:
         return f"{size}."
     return f"{size}, of which {stored:,} {'are' if stored > 1 else 'is'} stored."
@@ -142,7 +145,8 @@ def open_run(
     prepared in place of the run's, and has no notes.
     """
     existed = path.exists()
-    if existed:  # it is locked before it is read, so that no other process writes what is compared
+    # A run that exists is locked before it is read, so that no other process writes what is compared.
+    if existed:
         stack.enter_context(store.opened(path, experiment))
         verification.refuse_damaged(path, experiment)
     recorded = store.read_environment(path)

@@ -11,7 +11,7 @@ from typing import Any
 from lottery import config, files, interrupts, weights
 from lottery.errors import LotteryError
 from lottery.executors.scheduler import Job
-from lottery.pipeline import dispatch, environment, presets, running
+from lottery.pipeline import dispatch, environment, running
 from lottery.pipeline.prepared import Ingredients
 from lottery.pipeline.session import Execution, Session
 from lottery.pipeline.worker import Recipe
@@ -56,7 +56,7 @@ def points(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] 
         if not isinstance(values, list) or not values:
             raise LotteryError(f"sweep.{key} must be a list of values, not {values!r}.")
     if base is not None:
-        tables = config.merged(config.read(presets.find(str(base))), tables)
+        tables = config.merged(config.read(Path(base)), tables)
     if both := grid.keys() & config.flat(overrides or {}).keys():
         raise LotteryError(f"{min(both)} has values in [sweep], so it cannot be set for every experiment.")
     tables = config.merged(tables, overrides or {})
@@ -92,7 +92,8 @@ def sweep(
     ingredients = Ingredients(import_code=import_code)
     with execution.started() as session:
         experiments = {}
-        like = _recorded(out, found, ingredients)  # before a model is built, by which TensorFlow begins to compute
+        # Before a model is built, by which TensorFlow begins to compute.
+        like = _recorded(out, found, ingredients)
         for point in found:
             path, experiment = store.run_path(out, point.settings), point.settings
             if ingredients.have_own_model(experiment):  # its settings alone do not tell its run
@@ -117,7 +118,8 @@ def sweep(
             session.note(f"{job} of {job.run} is copied from {copies[job].run}.")
 
         dispatch.carry_out(recipes, missing, session.writing(experiments), copies=copies, copy=copy)
-        session.writing({job.run: experiments[job.run] for job in copies})  # copied networks had no events
+        # Copied networks had no events.
+        session.writing({job.run: experiments[job.run] for job in copies})
     return list(experiments)
 
 
@@ -134,7 +136,8 @@ def _open(
     tolerance: float | None,
 ) -> None:
     """Open or begin every run of a sweep, so that whatever does not fit is said before anything is trained."""
-    recorded = next(filter(None, map(store.read_environment, experiments)), {})  # all as one that began before
+    # All as one that began before, because networks of other environments are not shared.
+    recorded = next(filter(None, map(store.read_environment, experiments)), {})
     num_threads = recorded.get("num_threads", 0)
     if not all(store.is_complete(path, experiment) for path, experiment in experiments.items()):
         # TensorFlow has one setting for all.
@@ -159,9 +162,9 @@ def _open(
 def _size(num_experiments: int, num_missing: int, num_copies: int) -> str:
     """Say how many networks a sweep trains, and how many it copies."""
     if not num_missing:
-        return f"All {num_experiments} experiments are complete."
+        return "Every experiment of the sweep is complete."
     shared = f"; {num_copies} more are the same as one of these" if num_copies else ""
-    return f"{num_experiments} experiments: {num_missing - num_copies} networks are to be trained{shared}."
+    return f"{num_experiments} experiments. Networks to train: {num_missing - num_copies}{shared}."
 
 
 def _name(name: str, chosen: Mapping[str, Any]) -> str:
@@ -249,7 +252,8 @@ def _copy_network(job: Job, original: Job, experiment: config.Experiment) -> Non
     folder = store.round_path(job.run, *job.network)
     for name, content in contents.items():
         files.write(folder / name, content)
-    store.write_record(folder / "round.json", {**record, "sha256": sums})  # last of all: the network is complete
+    # Last of all: with its record the network is complete.
+    store.write_record(folder / "round.json", {**record, "sha256": sums})
     store.clear_checkpoints(folder)
 
 

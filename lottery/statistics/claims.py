@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from lottery.formatting import ends, formatted, listed, ranges, replicates
+from lottery.formatting import counted, ends, formatted, listed, ranges
 from lottery.pruning.schedules import geometric
 from lottery.settings import Section
 from lottery.statistics import intervals, verdicts
@@ -103,7 +103,7 @@ class Mean(NamedTuple):
 
     def text(self, form: str = "+.4f", unit: str = "") -> str:
         """Write the mean with its interval, or with the number of replicates where that is infinite."""
-        between = ends(self.low, self.high, form) if math.isfinite(self.low) else replicates(self.num)
+        between = ends(self.low, self.high, form) if math.isfinite(self.low) else counted(self.num, "replicate")
         return f"{formatted(self.mean, form)}{unit} ({between})"
 
 
@@ -186,7 +186,7 @@ def early_stop(rows: Table, claim: Claim) -> Reading:
     _, low, high = intervals.mean_interval((other - claim.at_least * ticket).tolist(), _CONFIDENCE)
     # A ticket whose loss is lowest before training has step 0.
     ratio = other.mean() / max(ticket.mean(), 1)
-    known = ends(*fieller(other, ticket), ".2f") if math.isfinite(low) else replicates(len(both))
+    known = ends(*fieller(other, ticket), ".2f") if math.isfinite(low) else counted(len(both), "replicate")
     text = f"{ratio:.2f} times ({known}; {ticket.mean():,.0f} and {other.mean():,.0f} steps)"
     return _unless_censored(Reading(text, _judged(low, high, 0)), others, tickets)
 

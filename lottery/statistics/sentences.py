@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from lottery.formatting import listed, percent, replicates
+from lottery.formatting import counted, listed, percent
 from lottery.pruning import mask_actions
 from lottery.statistics import verdicts
 from lottery.statistics.metric import Metric, of_dense
@@ -228,7 +228,7 @@ def _as_judged(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _too_few(num: float) -> str:
-    return f"{replicates(int(num))} {'are' if num > 1 else 'is'} too few to decide"
+    return f"{counted(int(num), 'replicate')} {'are' if num > 1 else 'is'} too few to decide"
 
 
 def _best(rounds: Table) -> dict[str, Any]:
@@ -262,8 +262,8 @@ def _in_words(line: Mapping[str, Any], rule: Rule) -> str:
         f"{percent(line['density'])} of the weights, {'with ' if metric.is_loss else ''}{_beside_dense(mean, metric)}"
     )
     if has_ends:
-        return f"{text} ({100 * rule.confidence:.4g} % interval {ends[0]} to {ends[1]}, {replicates(num)})"
-    return f"{text} (in each of {replicates(num)})" if num > 1 else text
+        return f"{text} ({100 * rule.confidence:.4g} % interval {ends[0]} to {ends[1]}, {counted(num, 'replicate')})"
+    return f"{text} (in each of {counted(num, 'replicate')})" if num > 1 else text
 
 
 def _end_in_words(line: Mapping[str, Any], rule: Rule) -> str:

@@ -106,7 +106,7 @@ def _key_of_rounds(judgement: Judgement, points: Table) -> dict[str, str]:
     mean = f"mean and standard deviation (±) over {over} replicates" if num > 1 else "of one replicate"
     side, other = metric.sides
     bound = metric.bound(rule.tolerance)
-    too_few = f"{formatting.replicates(num)} {'is' if num == 1 else 'are'} too few to decide"
+    too_few = f"{formatting.counted(num, 'replicate')} {'is' if num == 1 else 'are'} too few to decide"
     key = {
         verdicts.WINNING: f"the 95 % interval within the dense network's budget is {side} {bound}; the budget is the "
         "early-stop step of the dense network",
@@ -267,7 +267,7 @@ def two_way(found: Table, measure: str, tolerance: float) -> TextTable:
         "verdict": ("two_way_verdict", str),
     }
     examples = found["examples"].iloc[0]
-    over = formatting.replicates(found["replicates"].min(), found["replicates"].max())
+    over = formatting.counted(found["replicates"].min(), "replicate", found["replicates"].max())
     key = {
         "over seeds": f"95 % t interval over {over}, for this test set of {examples:,} examples",
         "over seeds and test examples": "95 % interval for other seeds and other test examples of the same kind",
@@ -280,7 +280,7 @@ def two_way(found: Table, measure: str, tolerance: float) -> TextTable:
 def aggregated(found: Table, tasks: Sequence[str]) -> TextTable:
     """List methods over several tasks at each density, from `lottery.statistics.aggregates.summary`."""
     first = found["method"].iloc[0]
-    num = formatting.replicates(found["replicates"].min(), found["replicates"].max())
+    num = formatting.counted(found["replicates"].min(), "replicate", found["replicates"].max())
     rows = found.to_dict("records")
     for row in rows:
         for name, form, unit in (("iqm", "+.2f", 100), ("over_dense", ".2f", 1), ("first_over", ".2f", 1)):

@@ -509,7 +509,7 @@ def test_going_on_keeps_the_threads_it_was_begun_with(tmp_path):
     environment = store.read_environment(run.path)
     store.write_record(run.path / "environment.json", environment | {"num_threads": 61})
     (store.round_path(run.path, 1, 2) / "round.json").unlink()
-    with pytest.raises(LotteryError, match="trains with 61 threads, but TensorFlow has started with"):
+    with pytest.raises(LotteryError, match="trains with run.num_threads = 61, but TensorFlow has started with"):
         lottery.run(ONE, out=tmp_path, on_event=quietly)
 
 

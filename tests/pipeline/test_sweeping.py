@@ -42,7 +42,7 @@ def test_each_experiment_is_what_it_is_alone(tmp_path, traced_once):
     # One dense network for all; for each step the pruned rounds and branches of the larger number of rounds.
     assert len(trained(said)) == 2 * (1 + 2 * (2 + 1))
     assert any(
-        "4 experiments: 14 networks are to be trained; 14 more are the same" in event.text
+        "4 experiments. Networks to train: 14; 14 more are the same" in event.text
         for event in said
         if isinstance(event, progress.Note)
     )
