@@ -1,5 +1,6 @@
 """The functions that a user calls, `run`, `load`, `sweep` and `branch`, and the `Run` that they return."""
 
+# Annotations are not evaluated: most of their types are imported for type checkers alone.
 from __future__ import annotations
 
 import html
@@ -123,7 +124,8 @@ class Run:
         Raises:
             LotteryError: There is no such kind, or it has no such option, or the run lacks what it shows.
         """
-        table = plots.read(self.path, kind, **options)  # which takes the options that it knows
+        # It takes the options of the table, and ignores those of the figure.
+        table = plots.read(self.path, kind, **options)
         of_table = inspect.signature(plots.kinds()[kind].table).parameters.keys() - set(plots.options_of(kind))
         return plots.drawn(table, kind, **{key: value for key, value in options.items() if key not in of_table})
 
@@ -240,6 +242,7 @@ def load(path: str | Path) -> Run:
     Raises:
         LotteryError: The folder is not a run, or its experiment was changed.
     """
+    # For its errors alone.
     store.read_experiment(Path(path))
     return Run(Path(path))
 
@@ -342,6 +345,7 @@ _BELONG = {
 
 def _check_options(options: Mapping[str, Any]) -> None:
     """Raise `LotteryError` if an option is what ``fit`` calls a part of the data or of the experiment."""
+    # The annotations of a TypedDict, unlike those of other classes, include what it inherits.
     for name in options.keys() - Options.__annotations__.keys():
         if name in _BELONG:
             raise LotteryError(f"{name}: {_BELONG[name]}.")

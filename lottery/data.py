@@ -39,7 +39,8 @@ def _standardize(x: np.ndarray) -> Scaling:
     # Colours, perhaps with transparency: a longer last axis is no channel of pixels.
     channels = x.shape[-1] if x.ndim == 4 and x.shape[-1] <= 4 else 1
     counts = np.zeros((channels, 256), np.int64)
-    for some in np.array_split(x, 1 + x.size // 2**20):  # float64 would take eight times the memory
+    # In parts, for `bincount` first makes numbers of eight bytes of them.
+    for some in np.array_split(x, 1 + x.size // 2**20):
         for channel, values in enumerate(some.reshape(-1, channels).T):
             counts[channel] += np.bincount(values, minlength=256)
     fractions = counts / counts.sum(axis=1, keepdims=True)
@@ -80,6 +81,7 @@ class Data(Section):
     num_examples: Natural = 0  # for training and validation; 0 for all
     validation: Positive = 5000
     pixels: Annotated[str, one_of("data.pixels", PIXELS)] = USUAL
+    # Not strict, since TOML has lists, and no tuples.
     augment: tuple[Literal["crop", "flip"], ...] = Field(default=(), strict=False)
     fingerprint: str = ""
 
@@ -341,6 +343,7 @@ def _checked(value: Any, key: str, where: str) -> np.ndarray:
         array = np.asarray(value)
     except ValueError:
         raise LotteryError(_several(where, key, "a list of arrays of several shapes")) from None
+    # T is the kind of NumPy 2's own strings.
     if array.dtype.kind in "OSUT":
         raise LotteryError(
             f"{where}: {key} must hold numbers, not {array.dtype}. Turn strings into whole numbers (as "

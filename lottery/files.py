@@ -32,14 +32,19 @@ def write(path: Path, content: bytes) -> None:
     """
     with readable_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Beside it, for a rename does not cross from one file system to another.
         temporary = path.with_name(f".{path.name}-{os.getpid()}")
         try:
+            # A process that was killed may have left one, and numbers of processes come again.
             temporary.unlink(missing_ok=True)
-            with temporary.open("xb") as file:  # never through a symbolic link that somebody has put there
+            # Never through a symbolic link that somebody has put there.
+            with temporary.open("xb") as file:
                 file.write(content)
                 file.flush()
+                # Before the rename, or the name could stand for an empty file after a crash of the machine.
                 os.fsync(file.fileno())
             temporary.replace(path)
+        # Ctrl-C is no `Exception`, and must not leave the file behind either.
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
@@ -62,10 +67,12 @@ def opened(path: Path) -> Iterator[BinaryIO]:
     """Open a regular file for reading; raise a `LotteryError` for a device or a pipe, which may never end."""
 
     def without_waiting(name: str, flags: int) -> int:
-        return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))  # for whoever may write to a pipe
+        # Without this flag, to open a pipe is to wait for whoever may write to it.
+        return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
 
     try:
         file = open(path, "rb", opener=without_waiting)  # noqa: SIM115 (a Path has no opener)
+    # A ValueError is for a path with a null character.
     except (OSError, ValueError) as error:
         raise LotteryError(f"{str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
     with file:
@@ -82,6 +89,7 @@ def read(path: Path, most: int | None = None) -> bytes:
             raise LotteryError(
                 f"{str(path)!r} cannot be read: it has {size:,} bytes, more than the {most:,} that it can need."
             )
+        # No more than its size was when it was compared: the file may grow meanwhile.
         return _content(file, size, path)
 
 
@@ -120,6 +128,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def check_nesting(value: Any) -> None:
     """Raise `ValueError` if lists and records of JSON nest deeper than `MOST_NESTED`."""
+    # Level by level: a function that calls itself would end at Python's own limit.
     level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(MOST_NESTED):
         parts = [part for outer in level for part in (outer.values() if isinstance(outer, dict) else outer)]
@@ -157,6 +166,7 @@ def layout(path: Path) -> Layout:
 
 
 def _layout(path: Path, file: BinaryIO) -> Layout:
+    # By the format of safetensors: eight bytes, the least significant first, with the length of the header.
     length = int.from_bytes(file.read(8), "little")
     # The file claims its length, and Python would ask for as much memory.
     if length > MOST_RECORD:
@@ -207,6 +217,7 @@ def parse_arrays(path: Path, content: bytes) -> dict[str, np.ndarray]:
 def read_metadata(path: Path) -> dict[str, str]:
     """Read the text beside the arrays of a file, or raise a `LotteryError` that names it."""
     try:
+        # The library would wait at a pipe for ever, so the file is opened here first.
         with opened(path), safe_open(path, "numpy") as file:
             return file.metadata() or {}
     except (SafetensorError, OSError) as error:
@@ -260,6 +271,7 @@ def others_may_write(folder: Path) -> bool:
     if os.name != "posix":  # other systems have other rights
         return False
     status = folder.stat()
+    # User 0, the administrator, may write everywhere in any case.
     is_own = status.st_uid in (os.getuid(), 0)
     return not is_own or bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
@@ -277,6 +289,7 @@ def readable_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            # The path itself may not exist, and only of what exists a system knows the disk.
             existing = next(place for place in (path, *path.parents) if place.exists())
             why = f"the disk is full ({shutil.disk_usage(existing).free / 1e6:.1f} MB free)"
         else:
@@ -302,6 +315,7 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield new
         with readable_errors(path):
+            # Each by itself: to flush a folder writes the names in it, not the content of its files.
             for written in (new, *new.rglob("*")):
                 _flush(written)
             before = folder / "before"
@@ -327,7 +341,8 @@ def sizes(path: Path) -> tuple[int, int]:
     found = sorted(file for file in path.rglob("*") if file.is_file())
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for file in found:
-            entry = tarfile.TarInfo(file.relative_to(path).as_posix())  # without owner and time
+            # Without owner and time, so that the same files have the same size.
+            entry = tarfile.TarInfo(file.relative_to(path).as_posix())
             entry.size = file.stat().st_size
             with file.open("rb") as opened:
                 tar.addfile(entry, opened)
@@ -335,6 +350,7 @@ def sizes(path: Path) -> tuple[int, int]:
 
 
 def _flush(path: Path) -> None:
+    # A folder can be opened for reading only, and that is enough to flush it.
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -346,10 +362,12 @@ def _flush(path: Path) -> None:
 def redirected(descriptor: int, to: int | None = None) -> Iterator[None]:
     """Within, send what the process writes to a descriptor, also from below Python, to another, by default nowhere."""
     try:
+        # It fails where the process was started with this descriptor closed.
         saved = os.dup(descriptor)
     except OSError:
         saved = None
-    target = os.open(os.devnull, os.O_WRONLY) if to is None else to  # may be the descriptor itself, if it was closed
+    # What is opened may get the number of the descriptor itself, if that was closed.
+    target = os.open(os.devnull, os.O_WRONLY) if to is None else to
     if target != descriptor:
         os.dup2(target, descriptor)
         if to is None:

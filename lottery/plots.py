@@ -44,6 +44,7 @@ def read(run: Path, kind: str, **options: Any) -> Table:
     Raises:
         LotteryError: An unknown kind, or it is not a run, or it lacks what the kind needs.
     """
+    # Refuses an unknown kind.
     _figure(kind)
     table = ANALYSES[kind].table
     known = inspect.signature(table).parameters

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 # The purpose of a random number is part of its seed, so that no two purposes share a stream.
+# With other numbers a stored run would draw other weights and batches, and could not go on.
 INITIALISATION, BATCHES, AUGMENTATION, SCORES, BRANCH, SIBLINGS, REWIND = 1, 2, 3, 4, 5, 6, 7
 
 # Names of modules in `sys.modules` that hold global generators; and what Keras 3.15 calls its seed and its generator.
@@ -62,7 +63,8 @@ def _restoring_tensorflow() -> Callable[[], None]:
     TensorFlow 2.21 have a function that returns the state of their generators.
     """
     context, keras, tf_keras = _libraries()
-    seed = getattr(context, "_seed", None)  # this and the generator are missing before TensorFlow's first operation
+    # This and the generator are missing before TensorFlow's first operation.
+    seed = getattr(context, "_seed", None)
     generator_of_context = getattr(context, "_rng", None)
     drawn = generator_of_context.getstate() if generator_of_context else None
     of_keras = {name: keras.get_global_attribute(name) if keras else None for name in _OF_KERAS}

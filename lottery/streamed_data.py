@@ -87,7 +87,8 @@ def _digest_of_first_batches(makers: list[Callable[[], Any]]) -> str:
             raise LotteryError(f"The {part} data set is empty.")
         # A ragged or sparse tensor is several arrays.
         for array in map(np.asarray, tf.nest.flatten(batches, expand_composites=True)):
-            content = repr(array.tolist()).encode() if array.dtype == object else array.tobytes()  # strings are objects
+            # Strings of TensorFlow are objects to NumPy, whose bytes would be addresses in memory.
+            content = repr(array.tolist()).encode() if array.dtype == object else array.tobytes()
             digest.update(f"{array.dtype.str}{array.shape}".encode() + content)
     return digest.hexdigest()[:16]
 

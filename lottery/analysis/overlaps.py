@@ -51,6 +51,7 @@ def matched_chance(first: Masks, other: Masks) -> dict[str, float]:
     Matching raises the overlap of random masks as well, so that `chance` is too low a value to compare with. Returns
     the mean over three pairs of random masks, for ``"all"`` weights together and for each weight by name.
     """
+    # From a fixed seed, so that a table is the same each time.
     random = np.random.default_rng(0)
     draws = [_matched_overlaps(_drawn(first, random), _drawn(other, random)) for _ in range(3)]
     return {name: sum(draw[name] for draw in draws) / len(draws) for name in draws[0]}
@@ -127,7 +128,8 @@ def overlap(overlaps: Table, ax: Any = None, weight: str = ALL, matched: bool = 
             cells[pair] = row[value] - row[random]
             texts[pair] = f"{row[value]:.3f}\n({row[random]:.3f})"
     ax = style.new_or(ax)
-    largest = np.abs(cells[np.isfinite(cells)]).max(initial=0.01)  # differences of a few entries stay pale
+    # At least a hundredth, so that differences of a few entries stay pale.
+    largest = np.abs(cells[np.isfinite(cells)]).max(initial=0.01)
     shown = ax.imshow(
         np.ma.masked_invalid(cells), cmap="RdBu", vmin=-largest, vmax=largest, interpolation="none", aspect="auto"
     )

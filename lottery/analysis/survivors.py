@@ -63,7 +63,8 @@ def figure(survivors: Table, ax: Any = None, weight: str | None = None, rounds: 
     points, weight, end = _points(survivors, weight, rounds)
     ax = style.new_or(ax)
     for label, line, look in style.by_round(points):
-        closed = line.iloc[[*range(len(line)), -1]].reset_index(drop=True)  # the last bin has a right edge
+        # Steps are drawn from the left edge of each bin, and the last has a right edge, too.
+        closed = line.iloc[[*range(len(line)), -1]].reset_index(drop=True)
         closed.loc[len(line), "edge"] = end
         style.band(ax, closed["edge"], closed, look, label, drawstyle="steps-post", markevery=max(1, len(line) // 8))
     ax.set(ylim=(0, None), xlabel=f"start weight of {weight}", ylabel="probability density of those kept")
@@ -78,7 +79,8 @@ def _caption(survivors: Table, weight: str | None = None, rounds: Iterable[int] 
 def _points(survivors: Table, weight: str | None, rounds: Iterable[int] | None) -> tuple[Table, str, float]:
     """Return the mean probability density of each round and bin of a weight, its name, and the end of the last bin."""
     part, weight = style.of_weight(survivors, weight)
-    part = _merged(style.of_rounds(part, rounds, most=3))  # more, on top of each other, cannot be read
+    # More rounds, on top of each other, cannot be read.
+    part = _merged(style.of_rounds(part, rounds, most=3))
     kept = part.groupby(["replicate", "round"])["count"].transform("sum")
     # A round that keeps nothing has no density.
     probability = part["count"] / kept.where(kept > 0) / (part["high"] - part["low"])

@@ -84,7 +84,8 @@ def main() -> None:
         sys.exit(2)
     except BrokenPipeError:  # the reader of the pipe, such as head, has seen enough
         _give_up_output()
-        sys.exit(141)  # as a shell reports SIGPIPE; 0 would call a run good that was not checked to its end
+        # As a shell reports SIGPIPE; 0 would call a run good that was not checked to its end.
+        sys.exit(141)
     except OSError as error:
         # What fails while the output is written names no file.
         if error.filename is not None:  # a folder that may not be entered, a name that is too long

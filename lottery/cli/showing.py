@@ -209,6 +209,7 @@ def _sum_up(runs: list[Path], summed: Summed, within: float, as_data: output.AsD
     found = aggregates.summary(scores)
     _print_or_show(found, tables.aggregated(found, list(dict.fromkeys(scores["task"]))), notes, as_data)
     if summed.out is not None:
+        # Standard output has nothing but the rows then, for a program to read.
         print(summed.out, file=sys.stderr if as_data else sys.stdout)
 
 

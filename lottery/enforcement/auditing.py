@@ -73,9 +73,11 @@ class AuditMasks(FitCallback):
         refuse_adapted(self.model, self._entries)
         # In variables, because the training step is traced once, and runs in the graph.
         self._step = tf.Variable(tf.zeros((), tf.int64), trainable=False)
-        # By weight: the first step after which an entry had moved, -1 for none; its place, and its value.
+        # By weight: the first step after which an entry had moved, -1 for none; its place, and its value. All three in
+        # double precision, which holds them exactly.
         self._moved = tf.Variable(tf.fill([len(self._entries), 3], np.float64(-1)), trainable=False)
-        self._looking = tf.function(self._look, autograph=False)  # op by op it would take longer than a step
+        # Op by op it would take longer than a step.
+        self._looking = tf.function(self._look, autograph=False)
         stack.enter_context(replaced(self.model, "train_step", self._watching))
 
     def on_train_batch_end(self, batch: Any, logs: Any = None) -> None:

@@ -123,8 +123,10 @@ def callback(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> It
             on_train_begin=lambda logs: _refuse_several_steps(made.model),
             on_train_batch_end=lambda batch, logs=None: obey(),
         )
-        made._supports_tf_logs = True  # or tf_keras 2.21 copies logs from the device for it
-        with patching.unconstrained(entries):  # a norm would count masked entries, which the update has moved
+        # Without this, tf_keras 2.21 copies logs from the device for it.
+        made._supports_tf_logs = True
+        # A norm would count masked entries, which the update has moved.
+        with patching.unconstrained(entries):
             yield [made]
 
 
@@ -140,6 +142,7 @@ def pruning_wrappers(model: Any, masks: Mapping[str, Any], held_at: HeldAt = Non
     if held_at is not None:
         raise LotteryError('held_at: tfmot holds masked entries at zero only; use another mode, such as "constraint".')
     with (
+        # First: it may refuse a layer, and then the model must be unchanged.
         tfmot.wrapped_in_place(model, masks),
         _holding(model, masks, held_at, "tfmot") as entries,
         patching.constrained(entries),
@@ -163,8 +166,10 @@ class Mode:
 ENFORCEMENTS: dict[str, Mode] = {
     "constraint": Mode(constraint),
     "gradient": Mode(gradient),
+    # It has tensors in place of variables while the network computes, which fails where devices take turns.
     "reparameterization": Mode(reparameterization, on_several_devices=False, refuses_layers=True),
     "callback": Mode(callback),
+    # The variables of its wrappers are made for one device, when training begins.
     "tfmot": Mode(
         pruning_wrappers, tf_keras_only=True, zero_only=True, on_several_devices=False, refuses_layers=True,
         on_sparse_engine=False,

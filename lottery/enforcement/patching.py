@@ -32,6 +32,7 @@ _REPLACED: dict[tuple[int, str], _Replaced] = {}
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, make: Callable[[Method], Method]) -> Iterator[None]:
     """Replace a method of one object by `make(method)`, for a while; contexts may overlap and end in any order."""
+    # By identity: a variable of Keras or TensorFlow may be an owner, and cannot be hashed.
     key = (id(owner), name)
     now = _REPLACED.setdefault(key, _Replaced(vars(owner).get(name), []))
 
@@ -132,6 +133,7 @@ def applying(
 
         return changed
 
+    # In Keras 3.15 `apply_gradients` calls `apply`, so this one method is enough; tf_keras 2.21 does not have it.
     if hasattr(optimizer, "apply"):
         return replaced(optimizer, "apply", of_keras_3)
     return replaced(optimizer, "apply_gradients", of_tf_keras)
@@ -154,7 +156,8 @@ def frozen(model: Any, entries: Sequence["Held"]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if optimizer is not None:
             if hasattr(optimizer, "build"):
-                optimizer.build(model.trainable_variables)  # built later, it would not know the frozen weights
+                # Built later, it would not know the frozen weights.
+                optimizer.build(model.trainable_variables)
             updating = optimizers.plain(optimizer)
             if any(getattr(inner, "use_ema", False) for inner in updating):
                 # Keras 3 may overwrite all weights with averages.

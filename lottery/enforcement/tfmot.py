@@ -229,6 +229,7 @@ def wrapped_in_place(model: Any, masks: Mapping[str, Any]) -> Iterator[None]:
     check_library(model)
     entries, found = held(model, masks), find(model)
     layers, reasons = _hosts(weights.all_layers(model), [entry for entry in entries if entry.name not in found])
+    # A mask in a variable may prune after its next assignment, whatever it keeps at first.
     _refuse({name: why for name, why in reasons.items() if hasattr(masks[name], "assign") or not np.all(masks[name])})
     with contextlib.ExitStack() as stack:
         stack.enter_context(undone(partial(restore, model, silence(model))))
@@ -345,7 +346,8 @@ def _wrapper(layer: Any) -> Any:
 
 def _set_schedule(wrapper: Any, schedule: Any) -> None:
     wrapper.pruning_schedule = schedule
-    wrapper.pruning_obj._pruning_schedule = schedule  # a copy, which tfmot 0.8 asks while it trains
+    # While it trains, tfmot 0.8 asks this copy.
+    wrapper.pruning_obj._pruning_schedule = schedule
 
 
 def _apply(found: Mapping[str, Wrapped]) -> None:

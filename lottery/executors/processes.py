@@ -33,8 +33,10 @@ class ProcessExecutor(Executor):
         self._futures: dict[Job, Future] = {}
         self._connections: list[Connection] = []
         self._cancelled = self._closed = False
+        # What comes by a connection is unpickled, which can run code, so only processes with this key can connect.
         self._key = secrets.token_bytes(32)
-        with files.readable_errors(files.temporary_folder()):  # where the socket is, whose path may be too long
+        # The socket is there, and its path may be too long for the system.
+        with files.readable_errors(files.temporary_folder()):
             self._listener = Listener(authkey=self._key)
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -43,6 +45,7 @@ class ProcessExecutor(Executor):
         from loky.process_executor import BrokenProcessPool
 
         pool = self._pool = self._pool or self._started()
+        # Not the pool's own, which is done before the last events have come by the connection.
         future = self._futures[job] = Future()
 
         def end(inner: Future) -> None:
@@ -84,7 +87,8 @@ class ProcessExecutor(Executor):
         if self._pool is not None:
             self._pool.shutdown(wait=True, kill_workers=True)
         with contextlib.suppress(Exception):
-            Client(self._listener.address, authkey=self._key).close()  # releases the thread that accepts
+            # The thread that accepts would wait for a connection for ever.
+            Client(self._listener.address, authkey=self._key).close()
         self._listener.close()
         for connection in self._connections:
             connection.close()
@@ -162,14 +166,16 @@ class _Worker:
         with contextlib.suppress(EOFError, OSError):
             while self.connection.recv():  # there is one message only: to stop
                 self.cancelled = True
-        os._exit(1)  # the process that started it is gone
+        # The process that started it is gone; an exception would end this thread alone.
+        os._exit(1)
 
 
 _WORKER: list[_Worker] = []
 
 
 def _begin(address: Any, key: bytes, initializer: bytes) -> None:
-    logging.getLogger("tensorflow").setLevel(logging.ERROR)  # it warns of retracing, for each run's model
+    # It warns of retracing, where every run only has functions of its own model.
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
     # Ctrl-C in a terminal goes to every process; the process that started this one decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

@@ -160,14 +160,16 @@ class _RayExecutor(Executor):
             self._orders.shutdown(force=True)  # now all processes end
 
     def _look(self, timeout: float) -> None:
-        if self._cancelled and self._orders.empty():  # it is again if Ray had to start the queue again
+        # It is empty again if Ray had to start the queue again.
+        if self._cancelled and self._orders.empty():
             self._orders.put(True)
         numbers = {ref: number for number, (ref, _) in self._attempts.items()}
         ended = self._ray.wait(list(numbers), timeout=timeout)[0] if numbers else []
         # A task puts everything that happens before it ends, so events come first.
         with contextlib.suppress(queue.Empty):
             for number, events in self._events.get_nowait_batch(self._events.qsize()):
-                if number in self._attempts:  # else Ray gave it up, and another attempt took its place
+                # An attempt that Ray gave up may report, too, when another has taken its place.
+                if number in self._attempts:
                     self._begun.add(number)
                     for event in events:
                         self.happened.put(event)
@@ -199,7 +201,8 @@ def _meaning(error: BaseException) -> BaseException | None:
         if isinstance(cause, LotteryError):
             return cause
         if not isinstance(cause, KeyboardInterrupt | exceptions.RayError):
-            return LotteryError(str(error).strip().splitlines()[-1])  # its text is a traceback
+            # Its text is a traceback, of which the last line is the message.
+            return LotteryError(str(error).strip().splitlines()[-1])
         error = cause
     if isinstance(error, KeyboardInterrupt | exceptions.TaskCancelledError):
         return None
@@ -271,6 +274,7 @@ class _Worker:
             while True:
                 time.sleep(PAUSE)
                 self.deliver()
+        # An exception would end this thread alone.
         os._exit(1)
 
 

@@ -144,7 +144,8 @@ def write(path: str | Path, draw: Callable[[], Any], dpi: int = SHEETS["screen"]
     figure = draw()
     try:
         content = saved(figure, ending, dpi)
-    except (OSError, RuntimeError, ImportError) as error:  # some formats take a program, as pgf takes LaTeX
+    # Some formats take a program, as pgf takes LaTeX.
+    except (OSError, RuntimeError, ImportError) as error:
         why = printable_all(str(error).strip().partition("\n")[0])
         raise LotteryError(f"This machine cannot write {ending} ({why}). Use png, svg or pdf.") from None
     files.write(path, content)

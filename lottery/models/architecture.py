@@ -34,7 +34,8 @@ def describe(model: Any, name: str | None = None) -> Architecture:
         return {"library": library, "name": name, **sizes}
     undescribed = {"library": library, "class": type(model).__name__}
     try:
-        with warnings.catch_warnings(action="ignore"):  # about layers that cannot be loaded again: see `why` below
+        # Keras warns of layers that cannot be loaded again: see `why` below.
+        with warnings.catch_warnings(action="ignore"):
             # JSON has no NaN, but Python would write one; that is an error here, and becomes the reason below.
             text = json.dumps(keras_of(model).saving.serialize_keras_object(model), allow_nan=False)
         if len(text) > _LARGEST:  # arrays that operations take are part of it
@@ -155,6 +156,7 @@ _ALLOWED: Mapping[str | None, frozenset[str]] = {
     "keras.initializers": _INITIALIZERS,
     "keras.regularizers": frozenset({"L1", "L2", "L1L2", "OrthogonalRegularizer"}),
     "keras.constraints": frozenset({"MaxNorm", "MinMaxNorm", "NonNeg", "UnitNorm"}),
+    # Keras 3.15 and tf_keras 2.21 write the private modules of functional models, which have no public ones.
     "keras.src.models.functional": frozenset({"Functional"}),
     "tf_keras.src.engine.functional": frozenset({"Functional"}),
     None: frozenset({"__keras_tensor__", "__slice__", "__ellipsis__", "__numpy__", "__tensor__"}),
@@ -209,7 +211,8 @@ _OPERATIONS: Mapping[str, Mapping[str, frozenset[str]]] = {
     "keras": KERAS_OPERATIONS,
     "tf_keras": {"tf_keras.src.layers.core.tf_op_layer": frozenset({"TFOpLambda", "SlicingOpLambda"})},
 }
-_PARTS = ("layer", "layers", "backward_layer", "cell", "cells")  # by a name alone, Keras makes a layer of any class
+# By a name alone, Keras makes a layer of any class.
+_PARTS = ("layer", "layers", "backward_layer", "cell", "cells")
 
 
 def _refused(value: Any, library: str) -> Iterator[str]:
@@ -251,6 +254,7 @@ def _refused_class(value: Mapping[str, Any], library: str) -> Iterator[str]:
             yield f"{name} of {module}"
     elif name in ("__numpy__", "__tensor__") and not _is_of_numbers(settings):
         yield "an array of another type than numbers"
+    # By a registered name, Keras takes whatever class a process has registered, before it looks at the module.
     elif name not in _ALLOWED.get(module, ()) or value.get("registered_name") not in (None, name):
         yield f"{name} of {module or 'no module'}"
 

@@ -19,7 +19,8 @@ from lottery.models.kerases import operations
 _SILENT = {"Assert", "Print", "PrintV2"}
 # Attributes that name something of one process; those that begin with "_" are TensorFlow's own hints.
 _OF_A_PROCESS = {"token", "shared_name", "container", "debug_name", "config", "config_proto", "executor_type"}
-_ANY_ORDER = {"AddN"}  # sums of gradients: their order depends on numbers that count a process's tensors
+# Sums of gradients, whose order depends on numbers that count a process's tensors.
+_ANY_ORDER = {"AddN"}
 
 
 def of_parts(*parts: Any) -> str:
@@ -57,12 +58,14 @@ def of_step(model: Any, step: Any, masks: Mapping[str, Any] | None = None) -> st
     named = list(weights.variables(model).items())
     named += [(f"metric {place}", variable) for place, variable in enumerate(of_metrics)]
     named += [(f"mask of {name}", mask) for name, mask in (masks or {}).items()]
+    # By handle, for a graph captures the handles of variables, and not the variables.
     names = {id(part.handle): name for name, variable in named for part in weights.components(variable)}
     leaves = _leaves(step.graph, names)
     definition = step.graph.as_graph_def()
     functions = _Functions({function.signature.name: function for function in definition.library.function})
     nodes = functions.of_nodes(definition.node, leaves)
     logs, tensors = step.structured_outputs, step.graph.outputs
+    # A graph returns the values of a dict in the order of its sorted keys.
     keys = sorted(logs) if isinstance(logs, dict) and len(logs) == len(tensors) else range(len(tensors))
     # Metrics without a name of their own are numbered by Keras.
     outputs = [
@@ -99,6 +102,7 @@ def _captured(tensor: Any, names: Mapping[int, str], variables: Mapping[int, Any
     elif tensor.dtype.name in ("resource", "variant"):
         return _digest("unseen", tensor.dtype.name)
     value = np.asarray(tensor.numpy())
+    # Strings of TensorFlow are objects to NumPy, whose bytes would be addresses in memory.
     content = value.tobytes() if value.dtype != object else repr(value.tolist()).encode()
     return _digest("value", value.dtype.str, value.shape, hashlib.sha256(content).hexdigest())
 
@@ -139,6 +143,7 @@ class _Functions:
             return self._of_function(value.func.name)
         if value.list.func:
             return [self._of_function(function.name) for function in value.list.func]
+        # By default the entries of a map may be written in any order.
         return hashlib.sha256(value.SerializeToString(deterministic=True)).hexdigest()
 
     def _of_function(self, name: str) -> str:

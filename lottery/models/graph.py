@@ -110,6 +110,7 @@ def class_name(layer: Any) -> str:
     cls = type(layer)
     if not is_keras(cls):
         return ""
+    # A class of Keras' own may be no layer, and have the name of one, as the operation `Add` of Keras 3 has.
     library: Any = sys.modules[cls.__module__.partition(".")[0]]
     return cls.__name__ if cls is getattr(library.layers, cls.__name__, None) else ""
 
@@ -118,6 +119,7 @@ def inherited_name(layer: Any) -> str:
     """Name the class in `LAYERS` whose ``call`` a layer has, its own or one it derives from; empty if there is none."""
     for cls in type(layer).__mro__:
         if cls.__name__ in LAYERS and is_keras(cls):
+            # A class of the user's that derives from it may compute something else.
             return cls.__name__ if type(layer).call is cls.call else ""
     return ""
 

@@ -35,6 +35,7 @@ def is_keras(thing: Any, libraries: Collection[str] = LIBRARIES) -> bool:
 
 def keras_of(model: Any) -> Any:
     """Return the module that a model was made with, ``keras`` or ``tf_keras``, or raise if it is no Keras model."""
+    # By the names of modules: tf_keras takes long to import, and a Keras 3 model does not need it.
     if any(is_keras(cls, ["tf_keras"]) for cls in type(model).__mro__):
         return importlib.import_module("tf_keras")
     import keras
@@ -111,6 +112,7 @@ def traced_call(model: Any, inputs: Any) -> Any:
 def operations(step: Any) -> set[str]:
     """Name the operations of a `traced` function, and of the functions in it."""
     definition = step.graph.as_graph_def()
+    # The library is flat: functions that only other functions call are in it, too.
     bodies = [definition.node, *(function.node_def for function in definition.library.function)]
     return {node.op for body in bodies for node in body}
 
@@ -122,7 +124,8 @@ def reason(error: Exception) -> str:
     lines = [line for line in lines if line and not line.startswith(around)]
     if not lines:
         return type(error).__name__
-    return lines[-1] if "Graph execution error" in str(error) else lines[0]  # the graph's trace comes first, too
+    # Before what went wrong in a graph, the graph's own trace comes, too.
+    return lines[-1] if "Graph execution error" in str(error) else lines[0]
 
 
 @contextlib.contextmanager

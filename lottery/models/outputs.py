@@ -98,12 +98,14 @@ def _difference(first: np.ndarray, second: np.ndarray) -> float:
     if first.shape != second.shape or _is_text(first):
         return 0.0 if np.array_equal(first, second) else np.inf
     first, second = first.astype(np.float64), second.astype(np.float64)
+    # Equal infinities are among them: their difference would be NaN.
     same = (first == second) | (np.isnan(first) & np.isnan(second))
     if same.all():
         return 0.0
     apart = np.abs(first[~same] - second[~same])
     if not np.isfinite(apart).all():
         return np.inf
+    # The largest output may be zero, by which nothing can be divided.
     return float(apart.max()) / float(np.abs(first[np.isfinite(first)]).max(initial=np.finfo(np.float32).tiny))
 
 

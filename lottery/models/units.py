@@ -26,6 +26,7 @@ def kernels(model: Any) -> list[str]:
     layers = keras_of(model).layers
     kinds = tuple(getattr(layers, name) for name, facts in graph.LAYERS.items() if facts.effect == graph.WEIGHTED)
     names = {id(variable): name for name, variable in weights.prunable(model).items()}
+    # Keras lists the kernel of such a layer first, whether it is trained or not.
     found = [layer.weights[0] for layer in weights.all_layers(model) if isinstance(layer, kinds) and layer.weights]
     return [names[id(kernel)] for kernel in found if id(kernel) in names]
 

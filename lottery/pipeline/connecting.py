@@ -68,7 +68,7 @@ def connect(
         evaluations = sibling_paths.evaluations_on(prepared, line.test_only)
         unmeasured = [pair for pair in wanted if not sibling_paths.is_measured(pair, line, evaluations)]
         if not unmeasured:
-            session.note(f"All {len(wanted)} paths of {path} are complete.")
+            session.note(f"Every path of {path} is complete.")
             return
         spans = sibling_training.spans_of(wanted)
         if spans:

@@ -65,7 +65,8 @@ def carry_out(
     with contextlib.ExitStack() as stack:
         most = most_at_once([job for job in jobs if job not in copies])
         executor = _executor(stack, recipes, spans, most, session, dict(prepared or {}))
-        if executor.max_workers != 1:  # one after the other they are trained in the order in which they are listed
+        # A single worker trains them in the order in which they are listed.
+        if executor.max_workers != 1:
             jobs = scheduler.by_priority(jobs)
         scheduler.launch(jobs, executor, session.on_event, session.should_stop, copies, copy)
 

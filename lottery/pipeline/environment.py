@@ -44,7 +44,8 @@ def begin(
     # Bits depend on the number, so it must not depend on how many networks happen to train side by side.
     width = experiment.run.num_replicates * (2 if experiment.run.controls else 1)
     known = networks.built_in(experiment.model.name)
-    # Some networks are too small to gain by more.
+    # Some networks are too small to gain by more. Of cores, `loky` counts those that a container's limit leaves, and
+    # `os.cpu_count` would count all.
     most = known.most_threads if known and known.most_threads else loky.cpu_count()
     # Nobody asked for a number, so what TensorFlow has started with will do.
     try:
@@ -66,8 +67,8 @@ def use_threads(wanted: int) -> int:
             tf.config.threading.set_inter_op_parallelism_threads(wanted)
         except RuntimeError:
             raise LotteryError(
-                f"This run trains with {wanted} threads, but TensorFlow has started with {current} in this process; "
-                "use a new process."
+                f"This run trains with run.num_threads = {wanted}, but TensorFlow has started with {current} in this "
+                "process; use a new process."
             ) from None
     return wanted
 
@@ -251,6 +252,7 @@ def _quiet() -> Iterator[None]:
     if "tensorflow" in sys.modules or os.environ.get("TF_CPP_MIN_LOG_LEVEL", "0") < "3":
         yield
         return
+    # What waits in its buffer was written before, and must not go aside.
     sys.stderr.flush()
     with tempfile.TemporaryFile(dir=files.temporary_folder()) as aside:
         try:
@@ -264,6 +266,7 @@ def _quiet() -> Iterator[None]:
 
 def _processor() -> str:
     try:
+        # On Linux, `platform.processor` knows the architecture at most.
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):

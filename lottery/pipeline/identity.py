@@ -33,7 +33,8 @@ def identified(prepared: Prepared, ingredients: Ingredients) -> Prepared:
     experiment, model = prepared.experiment, prepared.trainer.model
     example = example_batch(prepared.data, model)
     examined = prepared.trainer.loop.examined
-    if mirrored.strategy_of(model) is not None:  # its steps have parts for each device
+    # Its steps have parts for each device, so another model, without a strategy, is observed.
+    if mirrored.strategy_of(model) is not None:
         model = building.build_model(prepared.build, building.initial_seed(experiment, 0))
         compiling.compile_model(model, experiment.train, example[0], schedules.step_variable())
         examined = compiling.examine(model, example)

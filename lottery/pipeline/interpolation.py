@@ -64,7 +64,8 @@ def between(first: Weights, second: Weights, alpha: float) -> dict[str, np.ndarr
     for name, value in found.items():
         if 0 < alpha < 1 and "float" in value.dtype.name:
             here, there = value.astype(np.float64), np.asarray(second[name], np.float64)
-            with np.errstate(invalid="ignore"):  # infinity minus itself, where the two agree
+            # Where both are the same infinity, what is not chosen is NaN.
+            with np.errstate(invalid="ignore"):
                 mixed = np.where(here == there, here, (1 - alpha) * here + alpha * there)
             found[name] = mixed.astype(value.dtype)
     return found
@@ -134,7 +135,8 @@ def barrier(
     before = weights.read_state(model)
     parts = tuple(data) if isinstance(data, tuple | list) else (data,)
     options: dict[str, Any] = dict(zip(("x", "y", "sample_weight"), parts, strict=False))
-    if len(parts) > 1:  # a data set has batches of its own, beside which Keras refuses a size
+    # A data set, which is one part, has batches of its own, beside which Keras refuses a size.
+    if len(parts) > 1:
         options["batch_size"] = STATISTICS_BATCH
     recompute = None
     if statistics is not None:
@@ -171,7 +173,8 @@ def recomputed(model: Any, batches: Callable[[], Iterable[Any]]) -> Callable[[],
         momenta, measured = [layer.momentum for layer in layers], []
         try:
             for layer in layers:
-                layer.momentum = 0.0  # so that moving statistics are the last batch's; read when the graph is traced
+                # Then the moving statistics are those of the last batch. It is read when the graph is traced.
+                layer.momentum = 0.0
             for inputs in batches():
                 forward(inputs)
                 measured.append([np.array(variable.numpy(), np.float64) for variable in moving])

@@ -70,7 +70,8 @@ def learned(training: Training, network: NetworkId, ticket: Masks) -> BranchStar
     # Statistics, of BatchNormalization, are those of the masks that were learned.
     state = {**trained.weights, **{name: fixed[name] for name in counts}}
     last = experiment.train.num_steps
-    details = {"mask_steps": last, "seconds": round(trained.seconds, 3)}  # what is left to do takes hardly any
+    # What is left to do after it takes hardly any time.
+    details = {"mask_steps": last, "seconds": round(trained.seconds, 3)}
     return BranchStart(state, supermasks.kept_by(trained.weights, counts), last, last, details=details)
 
 
@@ -88,7 +89,8 @@ def _made(prepared: Prepared) -> Learner:
     named = weights.variables(model)
     names = list(weights.prunable(model))
     for name, own in named.items():
-        if name in names:  # of a score, a penalty or a norm would mean something else than of a weight
+        if name in names:
+            # Of a score, a penalty or a norm would mean something else than of a weight.
             own.regularizer, own.constraint = None, None
         elif own.trainable:
             own.trainable = False

@@ -70,7 +70,8 @@ def train_network(
     # The same for all rounds and branches of a replicate, so that the order of the data is none of their differences.
     words = words or building.words_of_batches(training.experiment, network.replicate)
     last_step = training.experiment.train.num_steps if span.last_step is None else span.last_step
-    is_first = True  # the next row: a training that resumes reports earlier rows again, and the first says so
+    # The next row: a training that resumes reports earlier rows again, and the first says so.
+    is_first = True
 
     def on_step(step: int, accuracy: float, row: MetricsRow | None) -> None:
         nonlocal is_first

@@ -111,10 +111,11 @@ def with_functions(experiment: config.Experiment, ingredients: Ingredients) -> c
         return experiment
     with evaluating("schedule: the function cannot give the densities"):
         densities = [float(ingredients.schedule(number)) for number in range(1, experiment.prune.num_rounds + 1)]
-    # A run that resumes must stay what it is, to the digest.
-    if experiment.prune.schedule == GIVEN and [*experiment.prune.densities] == densities:  # they are written already
+    # A run that resumes has them already, and must stay what it is, to the digest.
+    if experiment.prune.schedule == GIVEN and [*experiment.prune.densities] == densities:
         return experiment
-    tables = experiment.model_dump(exclude_unset=True)  # what a caller has set is not what has a default
+    # Only what a caller has set, so that defaults can still be told from it.
+    tables = experiment.model_dump(exclude_unset=True)
     prune = {key: value for key, value in tables.get("prune", {}).items() if key not in OF_RATES}
     prune |= {"schedule": GIVEN, "densities": densities, "num_rounds": len(densities)}
     # A function may return anything, so its densities have to fall, as those of a file. All other values that are

@@ -217,7 +217,8 @@ class _Recomputing:
 
     def _of(self, stored: StoredRound) -> Prepared | None:
         """Return what a network is evaluated with: a transfer has data of its own, which may not be found."""
-        branch = branches.find(stored.branch)  # by its folder: a record may say anything
+        # By its folder, because a record may say anything.
+        branch = branches.find(stored.branch)
         if not (branch and branch.other_data):
             return self.prepared
         overrides, wanted = stored.record["overrides"] or {}, stored.record["data_sha256"]

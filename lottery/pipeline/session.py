@@ -31,6 +31,7 @@ class Execution:
         """Check the workers, show progress and heed signals where the caller does not, and put global seeds back."""
         if isinstance(self.workers, ray.Ray):
             self.workers.check()
+        # By type, for to `isinstance` True is a whole number.
         elif self.workers is not None and (type(self.workers) is not int or self.workers < 1):
             raise LotteryError(f"workers must be a whole number from 1, None or a Ray, not {self.workers!r}.")
         every = self.checkpoint_every

@@ -101,7 +101,8 @@ def _store_states(training: Training, own: Sequence[Siblings]) -> None:
     network = NetworkId(replicate, 0, f"to_step_{last}")
     trained = network_training.train_network(training, network, initial, dense, Span(0, last), Watch(watch))
     store.clear_checkpoints(store.round_path(training.path, *network))
-    if _missing_steps(own):  # a state was removed that was stored before the checkpoint
+    # A state that was stored before the checkpoint was removed after it.
+    if _missing_steps(own):
         _store_states(training, own)
     before = {row[0]: row[2] for row in StoredRound(own[0].run, replicate, 0).metrics if row[1] == "validation"}
     again = {row[0]: row[2] for row in trained.metrics if row[1] == "validation"}

@@ -134,7 +134,8 @@ class _Board:
     def _add_point(self, place: Path, row: tuple[int, str, float, float], begun: int, at: float) -> None:
         """Add an evaluation to the curves of its split, whose file begins at the step `begun`."""
         step, split, loss, accuracy = row
-        if split == "test" and not self.experiment.train.test_curve:  # only at the early-stop step and the last step
+        # Without a test curve it is measured at the early-stop step and the last step alone.
+        if split == "test" and not self.experiment.train.test_curve:
             return
         writers = self.open.setdefault(place, {})
         if split not in writers:
@@ -207,6 +208,7 @@ class _Disk:
     """
 
     def __init__(self) -> None:
+        # The library keeps factories by prefix for the whole process, in which several runs may be open.
         self._prefix = f"lottery-{secrets.token_hex(8)}"
         self.errors: list[OSError] = []
         record_writer.register_writer_factory(self._prefix, self)

@@ -241,6 +241,7 @@ def set(ticket: StoredTicket) -> BranchStart:
     dense network.
     """
     kept = _random_by_erk(ticket)
+    # A seed, of which each change makes a generator: the state of a single one would have to be in every checkpoint.
     changes = dynamic.set_(masks.num_kept(kept), ticket.num_steps, int(ticket.rng.integers(2**63)))
     return BranchStart(ticket.initial, kept, 0, ticket.num_steps, 0, changes)
 
@@ -392,6 +393,7 @@ BRANCHES: dict[str, Branch] = {
     "set_long": _alternative(set_long, is_long=True),
     "rigl": _alternative(rigl, needs_gradients=True),
     "rigl_long": _alternative(rigl_long, needs_gradients=True, is_long=True),
+    # Its masks are drawn at random, and stay, so that a run's files are enough to draw them again.
     "static_long": _alternative(static_long, is_long=True, needs_model=()),
     "supermask": _alternative(
         supermask,

@@ -258,7 +258,8 @@ def flow_through(model: Any, build: Callable[[], Any], x: Any, names: Sequence[s
         absolute = _absolute(model, copy)
         weights.assign(copy, absolute)
         for layer in graph.last_layers(copy):
-            if graph.is_squashing(layer):  # the sum of such outputs has no useful gradient
+            if graph.is_squashing(layer):
+                # The sum of such outputs has no useful gradient.
                 layer.activation = lambda value: value
         evaluate, inputs = _traced_flow(copy, x, names)
         _refuse_lookups(model, inputs)

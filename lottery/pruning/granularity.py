@@ -228,7 +228,8 @@ class NOfM(Groups):
             check_numbers(name, np.asarray(scores[name])[mask])
             values = self._grouped(name, scores[name], 0)
             present = self._grouped(name, mask, False)
-            order = np.lexsort((values, present), axis=2)  # stable: of equals, the earlier is lower
+            # By the last key first, so that entries that are gone are lowest. Stable: of equals, the earlier is lower.
+            order = np.lexsort((values, present), axis=2)
             ranks = np.empty(values.shape)
             places = np.arange(-values.shape[2], 0.0)[:, None]
             np.put_along_axis(ranks, order, np.broadcast_to(places, values.shape), axis=2)

@@ -60,6 +60,7 @@ def prune(
                 "n_of_m says what each weight keeps: leave out sparsity, below, scope and rates. (A rate of 0.0 keeps "
                 "a weight whole.)"
             )
+        # For the checks below alone: what is kept follows from the groups.
         sparsity = 1 - how.n_of_m[0] / how.n_of_m[1]
     elif how.name != Granularity.name and below is not None:
         raise LotteryError(
@@ -83,7 +84,8 @@ def prune(
             counts = {name: of[0] - of[1] for name, of in fixed.items() if name not in own}
             return ranking.prune_counts(pooled, alive, {(name,): counts.get(name, 0) for name in alive})
         return groups.expand(ranking.keep_highest(pooled, alive, general, scope, own))
-    with np.errstate(over="ignore"):  # a threshold beyond the weight's range is infinite
+    # A threshold beyond the range of the weight's type becomes infinite.
+    with np.errstate(over="ignore"):
         return {name: ~(value < value.dtype.type(own.get(name, general))) for name, value in magnitudes.items()}
 
 

@@ -199,7 +199,8 @@ def _survivors(settings: Prune, groups: Groups) -> Survivors:
     if allocate := allocation.ALLOCATIONS[settings.allocation]:
         return by_allocation(groups.shapes, schedule, settings.num_rounds, allocate)
     exceptions = {name: SCHEDULES[settings.schedule](rate, settings.num_rounds) for name, rate in rates.items()}
-    if settings.final_density:  # beside a final density every weight meets densities, and not rates
+    # Beside a final density every weight meets densities, and not rates.
+    if settings.final_density:
         exceptions = {name: replace(own, rate=None) for name, own in exceptions.items()}
     return by_schedule(groups.shapes, schedule, settings.num_rounds, settings.scope, exceptions)
 

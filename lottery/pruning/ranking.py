@@ -57,7 +57,8 @@ def prune_counts(scores: Scores, masks: Masks, counts: Mapping[tuple[str, ...], 
         survivors = []
         for name in names:
             masks_module.check({name: masks[name]}, scores)
-            survivors.append(np.asarray(scores[name])[masks[name]])  # scores of masked entries do not count
+            # Scores of masked entries do not count: they may be anything, also NaN.
+            survivors.append(np.asarray(scores[name])[masks[name]])
             check_numbers(name, survivors[-1])
         pruned = lowest(np.concatenate(survivors), count)
         ends = np.cumsum([part.size for part in survivors])[:-1]

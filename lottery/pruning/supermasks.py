@@ -44,7 +44,8 @@ def fixed_weights(start: Weights, counts: Mapping[str, int]) -> dict[str, np.nda
 
 def kept_by(scores: Weights, counts: Mapping[str, int]) -> Masks:
     """Keep the entries of the largest absolute scores, a number of each weight; the later of equal ones."""
-    scores = {name: np.abs(np.asarray(scores[name], np.float32)) for name in counts}  # as `highest` ranks them
+    # In single precision, as `highest` ranks them by their bits: other types could have other ties.
+    scores = {name: np.abs(np.asarray(scores[name], np.float32)) for name in counts}
     dense = masks.ones_like(scores)
     pruned = {(name,): dense[name].size - count for name, count in counts.items()}
     return ranking.prune_counts(scores, dense, pruned)

@@ -195,7 +195,8 @@ def _lines(ax: Any) -> Iterator[tuple[str, Any, dict[float, tuple[float, float]]
     for container in ax.containers:
         line, _, bars = getattr(container, "lines", (None, (), ()))
         if line is not None:
-            segments = [segment for bar in bars for segment in bar.get_segments() if len(segment)]  # some have no bar
+            # Some points have no bar.
+            segments = [segment for bar in bars for segment in bar.get_segments() if len(segment)]
             yield container.get_label(), line, {segment[0][0]: tuple(segment[:, 1]) for segment in segments}
     for line in ax.lines:
         # A line across the whole panel, as of dense, has places in data on one axis only.
@@ -262,6 +263,7 @@ def _is_grey(color: str) -> bool:
 
 def _css(color: str) -> str:
     if _is_grey(color):
+        # White has three parts of 255.
         ink = round(100 * (1 - sum(bytes.fromhex(color)) / 765))
         return f"color-mix(in oklab, var(--ink) {ink}%, var(--paper))"
     return f"light-dark(#{color}, oklch(from #{color} calc(.46 + .46 * l) c h))"

@@ -45,6 +45,7 @@ def render(runs: Sequence[ReportedRun], author: str = "") -> str:
 
     # A run may come from a stranger, so all text is escaped unless the template marks it as safe.
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    # Without spaces: the counts of the first layer may be as many numbers as `figures.MOST`.
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     parts = {ending: path.read_text(encoding="utf-8") for ending, path in _PARTS.items()}
     chapters = [_chapter(run, f"run-{place}", author) for place, run in enumerate(runs, 1)]

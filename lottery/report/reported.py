@@ -44,6 +44,7 @@ class ReportedRun:
 
     def table(self, kind: str, **options: Any) -> Table:
         """Return the table of a kind of figure, read once; see `lottery.plots.read`."""
+        # All values must be hashable, so that several rounds come as a tuple.
         key = (kind, *options.items())
         if key not in self._read:
             self._read[key] = plots.read(self.path, kind, **options)

@@ -165,7 +165,8 @@ def environment(run: ReportedRun) -> TextTable:
 def side_by_side(runs: Sequence[ReportedRun]) -> TextTable:
     """List the key facts of several runs and the settings in which they differ, a column for each run."""
     facts = [key_facts(run) for run in runs]
-    names = dict.fromkeys(name for of in facts for name in of)  # one run may measure accuracy, and another a loss
+    # One run may measure accuracy, and another a loss.
+    names = dict.fromkeys(name for of in facts for name in of)
     rows = [[name, *(of.get(name, "") for of in facts)] for name in names]
     settings = [config.flat(run.experiment.model_dump(mode="json")) for run in runs]
     for key in dict.fromkeys(key for of in settings for key in of):

@@ -84,7 +84,8 @@ class Siblings:
     def redrawn(self, order: int, name: str, value: Any) -> np.ndarray:
         """Draw another state of a generator of random numbers for an order of the data, always the same one."""
         before = np.ascontiguousarray(value)
-        words = seed_words(self.experiment, self.replicate, order)[:-1]  # without their purpose
+        # Without their purpose, which is the order of batches.
+        words = seed_words(self.experiment, self.replicate, order)[:-1]
         # A checksum, not hash(), which is another in each process.
         own = zlib.crc32(name.encode() + before.tobytes())
         source = randomness.generator(*words, randomness.INITIALISATION, own)
@@ -141,7 +142,8 @@ def write_path(path: Path, rows: Sequence[PathPoint], digests: Sequence[str]) ->
     """Store the points of a path between networks of such digests in a file, and its record beside it, last."""
     content = store.pack_rows([PATH, *rows])
     with files.readable_errors(path):
-        record_file(path).unlink(missing_ok=True)  # a path that is measured again is not complete until the end
+        # A path that is measured again is not complete until the end.
+        record_file(path).unlink(missing_ok=True)
     files.write(path, content)
     record = {**_summary(path, rows), "networks": list(digests), "sha256": hashlib.sha256(content).hexdigest()}
     files.write_json(record_file(path), record)

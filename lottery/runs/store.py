@@ -168,6 +168,7 @@ def opened(run: Path, experiment: config.Experiment) -> Iterator[None]:
     """Create or open a run for writing; other processes get a `LotteryError` until this one closes it, or ends."""
     with files.readable_errors(run):
         run.mkdir(parents=True, exist_ok=True)
+        # Before anything is written, also the lock, which a link could lead elsewhere.
         refuse_links(run)
         try:
             # The kernel drops this lock when the process ends, killed or not.

@@ -247,7 +247,8 @@ def _one_by_one(found: list[StoredRound]) -> Iterator[StoredRound]:
     # Each round knows the one before it, so that its files are read once; all others are let go of.
     before = None
     while found:
-        stored = found.pop(0)  # the list must not keep it, or no array would ever be freed
+        # The list must not keep it, or no array would ever be freed.
+        stored = found.pop(0)
         if before == StoredRound(stored.run, stored.replicate, stored.round - 1):
             # As `cached_property` does it, past the frozen dataclass.
             vars(stored)["before"] = before

@@ -404,7 +404,8 @@ def _wrong_branch(stored: StoredRound, again: Recomputation | None) -> Iterator[
         yield f"Its masks differ from those of {name}."
     if not fresh and "start weights" in known.needs_model:
         return
-    if changes:  # then the stored masks are those of the end, and training began under those that the branch makes
+    # Masks that change are stored as at the end, and training began under those that the branch makes.
+    if changes:
         began = weights.fingerprint(masks.apply(made.start, made.kept)) == stored.record["start_sha256"]
     else:
         began = stored.began_with(made.start, held_at)

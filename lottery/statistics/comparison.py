@@ -65,7 +65,8 @@ def check_metrics(runs: Iterable[Path]) -> None:
     """Raise `LotteryError` if runs measure other metrics for their accuracy, or without any other losses."""
     for place in range(2):
         named = {measured(store.read_environment(run))[place]: run for run in runs}
-        named.pop("", None)  # a loss is not known of a model with an accuracy, nor in runs of earlier versions
+        # A loss is not known of a model with an accuracy, nor in runs of earlier versions.
+        named.pop("", None)
         if len(named) > 1:
             (one, run), (two, other), *_ = named.items()
             raise LotteryError(f"{str(run)!r} measures {one!r}, and {str(other)!r} {two!r}: they cannot be compared.")

@@ -103,7 +103,8 @@ class Metric:
 
 
 ACCURACY = Metric(
-    "accuracy", 0.002, False, "test accuracy",  # the tolerance of Frankle et al. 2020, https://arxiv.org/abs/1912.05671
+    # The tolerance is that of Frankle et al. 2020, https://arxiv.org/abs/1912.05671.
+    "accuracy", 0.002, False, "test accuracy",
     early_stop="early_stop_test_accuracy", budget="budget_test_accuracy", final="final_test_accuracy",
 )  # fmt: skip
 LOSS = Metric(

@@ -48,7 +48,8 @@ def needed(
     for planned in lines.iloc[1:].itertuples():
         # A plan that prunes otherwise has other densities in the same rounds.
         near = [line for line in measured if comparison.is_near(line["density"], planned.density, comparison.WITHIN)]
-        if prunes_alike:  # the densities of a plan are estimates where whole units are pruned
+        # By number, for the densities of a plan are estimates where whole units are pruned.
+        if prunes_alike:
             near = [line for line in measured if line["round"] == planned.round]
         line = min(near, key=lambda line: abs(line["density"] - planned.density), default={})
         mean = line.get("mean", math.nan) if difference is None else sign * difference

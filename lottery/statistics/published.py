@@ -33,6 +33,7 @@ def files() -> dict[str, Path]:
     """Find the experiment files with claims, by the name of their experiment."""
     found = {}
     for path in config.shipped().values():
+        # Not by `config.read`, which leaves the claims out.
         tables = config.parsed(path, path.read_bytes())
         if "claim" in tables:
             found[tables["name"]] = path

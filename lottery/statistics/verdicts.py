@@ -39,7 +39,8 @@ NO_LATER, LATER = "no later", "later"
 # What a ticket is beside a control.
 BETTER, AS_GOOD, WORSE, NOT_FAIR = "better", "as good", "worse", "not fair"
 
-LAST_PLACE = 1e-7  # accuracies are stored with single precision, and its rounding is nothing that was lost
+# Accuracies are stored with single precision, and its rounding is nothing that was lost.
+LAST_PLACE = 1e-7
 
 
 @dataclass(frozen=True)

@@ -234,7 +234,8 @@ def copy(layer: Any, kind: Any = None, **changes: Any) -> Any:
         # The activation is taken over as it is, and never loaded from its configuration.
         warnings.filterwarnings("ignore", "The object being serialized includes a `lambda`", UserWarning)
         config = dict(layer.get_config())
-    config.pop("batch_input_shape", None)  # tf_keras' first layer may have the shape of the input
+    # The first layer of a tf_keras model may have the shape of the input, which is another here.
+    config.pop("batch_input_shape", None)
     if "activation" in config:
         config["activation"] = "linear"
     with evaluating(f"Keras cannot make the layer {layer.name!r} anew from its settings"):

@@ -18,7 +18,8 @@ from lottery.tickets.chain import Link, Segment
 
 # Largest difference of an output allowed on random inputs, over the largest output, by the type of computation.
 _TOLERANCE = {"float16": 0.05, "bfloat16": 0.2}
-_ROUNDING = 1e-6  # entries of one channel that are this fraction apart are the same, but for rounding in a pooling
+# Entries of one channel that are this fraction apart are the same, but for rounding in a pooling.
+_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)

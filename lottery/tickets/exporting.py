@@ -171,7 +171,8 @@ def _computed(model: Any, inputs: Any) -> tuple[Any, list[np.ndarray]]:
     size = outputs.batch_size(model)
     stateful = [layer for layer in weights.all_layers(model) if getattr(layer, "stateful", False)]
     if stateful:
-        inputs = tf.nest.map_structure(lambda array: array[:size], inputs)  # each batch changes the outputs of the next
+        # Of a single batch, because each batch changes the outputs of the next.
+        inputs = tf.nest.map_structure(lambda array: array[:size], inputs)
     _forget(stateful)
     with evaluating(f"The model {model.name!r} fails on the inputs"):
         computed = outputs.evaluate(model, inputs, size, training=False)
@@ -222,9 +223,11 @@ def _silent(what: str, path: Path) -> Iterator[None]:
         stack.enter_context(evaluating(what))
         stack.enter_context(files.readable_errors(path))
         for number, stream in ((1, sys.stdout), (2, sys.stderr)):
-            with contextlib.suppress(AttributeError, ValueError, OSError):  # there is none, or it is closed
+            # What waits in a buffer was printed before, and must stay. (There may be no stream, or a closed one.)
+            with contextlib.suppress(AttributeError, ValueError, OSError):
                 stream.flush()
             stack.enter_context(files.redirected(number))
+        # Python's streams, too: those of a notebook do not write to the descriptors.
         stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
         stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
         yield

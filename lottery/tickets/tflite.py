@@ -66,6 +66,7 @@ def int8(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
         converter.optimizations = [tf.lite.Optimize.DEFAULT]
         batches = [filled(chosen[first : first + size], size) for first in range(0, len(chosen), size)]
         converter.representative_dataset = lambda: ([batch] for batch in batches)
+        # Otherwise operations that it cannot quantise would stay in floats, and no error would tell.
         converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
 
     with warnings.catch_warnings():
@@ -188,6 +189,7 @@ def decoded(values: np.ndarray, shape: Any, encoding: Mapping[str, Any]) -> np.n
     """
     places = np.zeros((1, 0), np.int64)  # one row for each entry so far, one column for each dimension passed
     for level in encoding["dim_metadata"]:
+        # By TFLite's schema: 0 is a dense dimension, 1 a sparse one.
         if level["format"] == 0:
             size = int(level["dense_size"])
             counts, own = np.full(len(places), size), np.tile(np.arange(size), len(places))

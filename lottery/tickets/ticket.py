@@ -21,6 +21,7 @@ from lottery.statistics.metric import ACCURACY, LOSS
 from lottery.tickets import from_run, ticket_file
 
 
+# Without `eq`: dicts of arrays can be neither compared by == nor hashed.
 @dataclass(frozen=True, eq=False, repr=False)
 class Ticket:
     """A ticket: masks, start weights, and where they are from.

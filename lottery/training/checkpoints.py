@@ -127,7 +127,7 @@ class Checkpointer:
         record = {"format": FORMAT, "identity": self._identity, "standing": numbers}
         # One of the arrays, so that the checksum covers it.
         arrays["record"] = np.frombuffer(json.dumps(record).encode(), np.uint8)
-        # Or two threads would write one file.
+        # It raises what the last writing raised; and copies that wait in a queue would fill the memory.
         self._wait()
         self._writing = self._writer.submit(_store, self.file, arrays)
 

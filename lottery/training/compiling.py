@@ -67,7 +67,8 @@ def in_precision(build: Callable[[], Any], policy: str) -> Callable[[], Any]:
 def in_full_precision(build: Callable[[], Any], settings: Train) -> Callable[[], Any]:
     """Return the function that `in_precision` was given, in which small numbers are not yet zero."""
     wrapped: Any = build
-    return build if settings.in_full_precision else wrapped.__wrapped__  # of `functools.wraps`
+    # `functools.wraps` keeps the function that it has wrapped.
+    return build if settings.in_full_precision else wrapped.__wrapped__
 
 
 def policies(model: Any) -> set[str]:
@@ -87,11 +88,13 @@ def compile_model(model: Any, settings: Train, example: Any, schedule_step: Any 
     keras = keras_of(model)
     if is_compiled(model):
         if optimizers.delegates(model.optimizer):
-            model.optimizer.build(model.trainable_variables)  # before, it may not know the optimizers
+            # Before it is built, a MultiOptimizer may not know its optimizers.
+            model.optimizer.build(model.trainable_variables)
         last_step = settings.num_steps - 1
         for inner in optimizers.plain(model.optimizer):
             rate = optimizers.rate(inner)
             is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+            # A number is the same at every step, and stays; only a schedule must begin where it is told.
             if schedule_step is not None and is_schedule:
                 inner.learning_rate = schedules.schedule(keras, rate, first_step=schedule_step, last_step=last_step)
         return
@@ -148,6 +151,7 @@ def optimizer(keras: Any, settings: Train, schedule_step: Any = None) -> Any:
         if isinstance(rate, dict):
             rate = schedules.from_table(keras, rate)
         shape = settings.model_dump(include={"warmup_steps", "drop_at", "drop_factor"})
+        # Steps count from 0, so the last update has this one; a training that goes on after it keeps its rate.
         rate = schedules.schedule(keras, rate, first_step=schedule_step, last_step=settings.num_steps - 1, **shape)
         # By class: keras.optimizers.get does not know all of them (Keras 3.15).
         classes = {key.lower(): value for key, value in vars(keras.optimizers).items() if isinstance(value, type)}

@@ -84,6 +84,7 @@ class Course:
         # Before the engine begins: to compare, both take their first steps with the model's variables.
         if self.state.step == self.first < self.last and self.engine is not self.trainer.loop:
             self.state.difference = self._difference()
+        # So that the time before the checkpoint counts, too.
         self.began -= self.state.seconds
         self.engine.begin(self.kept, self.seed, self.state.step)
         if self.state.step == self.first:  # a checkpoint has later steps alone
@@ -190,6 +191,7 @@ class Course:
             budget=state.budget or None,
             predictions=predictions,
             kept=self.kept,
+            # Test rows of earlier steps were measured last. The sort is stable, so rows of one step keep their order.
             metrics=sorted(state.metrics, key=lambda row: row[0]),
             summary=summary,
             start_sha256=self.start_sha256,
@@ -218,6 +220,7 @@ class Course:
             f"{place:04d}/{re.sub(r'_[0-9]+', '', variable.name)}": variable
             for place, (variable, _) in enumerate(self.trainer.touched())
         }
+        # With the step at which this very training ends, for a branch may train for longer than the rounds.
         settings = self.trainer.settings.model_copy(update={"num_steps": self.last})
         # What decides the bits of this training, besides the variables.
         parts: list[Any] = [
@@ -237,7 +240,8 @@ class Course:
         for row in self.state.metrics:
             self.on_step(row[0], self.state.validation[1], row)
         if self.state.kept:
-            self.kept = {name: self.state.kept[name] for name in self.kept}  # a file has an order of its own
+            # In the order of the weights: a file has an order of its own.
+            self.kept = {name: self.state.kept[name] for name in self.kept}
             self.trainer.set_masks(self.kept)
 
     def _difference(self) -> float:

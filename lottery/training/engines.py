@@ -195,4 +195,5 @@ def is_compiled() -> bool:
     from lottery.sparse import kernels
 
     compute: Any = kernels.compute
+    # Between the function's name and the ending numba writes its first line and the version of Python.
     return any(Path(compute.stats.cache_path).glob("kernels.compute-*.nbi"))

@@ -54,6 +54,7 @@ class Loop:
 
     def change(self, before: Masks, kept: Masks) -> None:
         """Continue under other masks."""
+        # At once, because most modes of enforcement act after an update, and the next one would use dropped entries.
         weights.assign(self.model, masks.apply(weights.read_state(self.model), kept))
         # An entry that grows must not go on with what the optimizer remembers of its earlier life.
         in_both = {name: mask & before[name] for name, mask in kept.items()}
@@ -103,6 +104,7 @@ def compile_loop(
 def _uses_xla(model: Any, settings: Train, examined: compiling.Examined) -> bool:
     if settings.jit_compile == "auto":
         has_accelerator = bool(tf.config.list_physical_devices("GPU") or tf.config.list_physical_devices("TPU"))
+        # XLA compiles for one device.
         is_alone = mirrored.strategy_of(model) is None
         return is_alone and not examined.calls_python and (has_accelerator or gains_on_cpu(model))
     if settings.jit_compile and examined.calls_python:
@@ -194,6 +196,7 @@ def _steps_over_arrays(
             chosen = tf.gather(positions, index)
             images = tf.gather(x, chosen)
             if augment:
+                # The second half of the key is the step, so that no draw depends on where steps are cut into calls.
                 key_of_step = key + tf.stack([0, index])
                 images = examples.augmented(images, key_of_step, "crop" in augment, "flip" in augment)
             return scaled(images), tf.gather(y, chosen)
@@ -294,6 +297,7 @@ def _test_step(model: Any, reported: compiling.Reported) -> Callable[[Any], Logs
 
 def _over_stream(model: Any, make: Callable[[], Any], reported: compiling.Reported) -> Callable[[], Logs]:
     """Make a function that evaluates a model on a data set."""
+    # The last batch is often smaller than the others; by this, a second trace takes batches of any size.
     test_step = tf.function(_test_step(model, reported), reduce_retracing=True, autograph=False)
 
     def evaluate() -> Logs:
@@ -337,6 +341,7 @@ def classifier(model: Any, data: Splits | Streams, reported: compiling.Reported)
                 return None
             predicted[first : first + size] = tf.argmax(outputs, axis=1).numpy()
             num_classes = outputs.shape[1]
+        # Predictions are stored with every network, so in the smallest type that has room for all classes.
         kind = np.min_scalar_type(max(num_classes - 1, int(y.max())))
         return y.reshape(-1).astype(kind), predicted.astype(kind)
 

@@ -34,6 +34,7 @@ def schedule(
             k. The rate resumes there, while a fresh optimizer counts from 0, as Adam's bias correction needs. That of
             `step_variable` also holds two numbers of steps: t counts the first while the optimizer counts the second.
     """
+    # The factor of a single step of warm-up is 1.
     if isinstance(learning_rate, (int, float)) and warmup_steps <= 1 and not drop_at:
         return learning_rate
     shape = {"warmup_steps": warmup_steps, "drop_at": list(drop_at), "drop_factor": drop_factor, "last_step": last_step}
@@ -57,6 +58,7 @@ def from_table(keras: Any, table: Mapping[str, Any]) -> Any:
     return known[name](**{key: value for key, value in table.items() if key != "name"})
 
 
+# One class for each library: a second of the same name would take its place in Keras' registry.
 @cache
 def _class_of(keras: Any) -> Any:
     # An optimizer takes only schedules of its own library (Keras 3.15, tf_keras 2.21).
@@ -98,6 +100,7 @@ def _class_of(keras: Any) -> Any:
 
         def get_config(self) -> dict[str, Any]:
             rate = schedules.serialize(self.learning_rate) if callable(self.learning_rate) else self.learning_rate
+            # A configuration holds numbers, and no variable: the step that it has now, and not the pace.
             return {"learning_rate": rate, "first_step": int(np.ravel(self.first_step)[0]), **self.shape}
 
         @classmethod

@@ -27,6 +27,7 @@ class Train(Section):
     optimizer: str | dict[str, Any] = "adam"
     learning_rate: Annotated[float, Field(ge=0)] | dict[str, Any] = 1.2e-3
     warmup_steps: Natural = 0
+    # Not strict, since TOML has lists, and no tuples.
     drop_at: tuple[Positive, ...] = Field(default=(), strict=False)
     drop_factor: Rate = 0.1
     eval_every: Positive = 100

@@ -75,6 +75,7 @@ class Trainer:
         """Enforce the masks from now on, until `close`."""
         if self._enforce is not None and not self._is_held:
             parts = (self.masks, self.held) if self.held else (self.masks,)
+            # In place: the loop was given this very list, and its trace calls what stands in it by then.
             self._callbacks[:] = self._held.enter_context(self._enforce(self.model, *parts))
             self._is_held = True
 
@@ -105,7 +106,8 @@ class Trainer:
         if name == "compiled" or isinstance(self.network, engines.Obstacle):
             return self.loop, "compiled", reason
         if self._sparse is None:
-            from lottery.sparse import engine as sparse  # numba takes seconds to compile it, once on a machine
+            # Only where it is needed: numba takes seconds to compile it, once on a machine.
+            from lottery.sparse import engine as sparse
 
             # Tracing makes the slots of the optimizer, which the engine reads.
             self.touched()
@@ -175,6 +177,7 @@ class Trainer:
             self.hold()
             own = [*self.model.variables, *self.masks.values(), *self.held.values(), *self.inputs.values()]
             known = {id(inner) for variable in own for inner in weights.components(variable)}
+            # With any seed, for nothing is run.
             traced = self.loop.steps.get_concrete_function(*self.loop.batches((0,))(1)).graph
             # TensorFlow 2.21 lists variables of a graph in an order of chance, captures in the order of the trace.
             place = {id(tensor): number for number, (tensor, _) in enumerate(traced.captures)}
