@@ -330,7 +330,7 @@ def test_an_interrupted_call_goes_on_and_a_second_one_trains_nothing(connected, 
     assert len(calls) == 3 + 8 - 2 and stored(copied.path / "connectivity") == whole
     events = []
     connect(copied, steps=[0, K], on_event=events.append)
-    assert len(calls) == 9 and [event.text.partition(" paths")[0] for event in events] == ["All 8"]
+    assert len(calls) == 9 and [event.text for event in events] == [f"Every path of {copied.path} is complete."]
 
     assert stored(copied.path / "connectivity") == whole
 
