@@ -86,6 +86,8 @@ class Power:
 
         if self.std is None and self.pilot is None:
             return rows, ["--std NUMBER or --from RUN also says how many replicates the verdicts need."]
+        if not planned.prune.num_rounds:
+            return rows, ["No round prunes (prune.num_rounds is 0), so there is no verdict that needs replicates."]
         metric = ACCURACY if self.pilot is None else metric_of(results.table(self.pilot))
         rule = verdicts.rule_for(planned, self.tolerance, metric)
         difference = self.difference

@@ -138,7 +138,7 @@ class Training:
         os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
         from lottery.executors import ray
 
-        memory = num_bytes("--task-memory", self.task_memory or "0")
+        memory = num_bytes("--task-memory", self.task_memory) if self.task_memory else 0
         return ray.Ray(self.address or "", self.task_cpus or 0, self.task_gpus or 0.0, memory)
 
 
@@ -166,11 +166,12 @@ def selected(rows: Any, replicate: int | None, round: int | None) -> Any:
 
 def num_bytes(option: str, words: str) -> int:
     """Read a number of bytes, such as 4GB, from the value of an option."""
-    matched = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", words.strip().lower())
+    # Whoever writes a bare 4 may mean gigabytes, so it is refused.
+    matched = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt])(i?)b?", words.strip().lower())
     if not matched:
-        raise LotteryError(f"{option} must be a number of bytes, such as 4GB, not {words!r}.")
+        raise LotteryError(f"{option} must be a number of bytes with its unit, such as 4GB or 500MB, not {words!r}.")
     number, unit, binary = matched.groups()
-    return int(float(number) * (1024 if binary else 1000) ** " kmgt".index(unit or " "))
+    return int(float(number) * (1024 if binary else 1000) ** (1 + "kmgt".index(unit)))
 
 
 def every(words: str) -> "checkpoints.CheckpointInterval":

@@ -38,8 +38,10 @@ class Line:
 
     def __post_init__(self) -> None:
         """Refuse a line without a point between its ends."""
-        if self.num_points < 3:
-            raise LotteryError(f"num_points must be 3 or more, including the two ends, not {self.num_points}.")
+        if not isinstance(self.num_points, (int, np.integer)) or self.num_points < 3:
+            raise LotteryError(
+                f"num_points must be a whole number of 3 or more, which counts the two ends, not {self.num_points}."
+            )
 
     @property
     def alphas(self) -> np.ndarray:

@@ -238,7 +238,7 @@ def stored_rounds(run: Path, indices: Iterable[int] | None = None, branches: boo
         there = {stored.round for stored in found}
         if missing := chosen - there:
             known = f"It has the rounds 0 to {max(there)}" if found else "It has no round yet"
-            raise LotteryError(f"Round {min(missing)!r} is not stored in {str(run)!r}. {known}.")
+            raise LotteryError(f"Round {min(missing)} is not stored in {str(run)!r}. {known}.")
         found = [stored for stored in found if stored.round in chosen]
     return _one_by_one(found)
 

@@ -586,6 +586,7 @@ def test_siblings_of_other_weights_are_refused(copied):
         (([0], [40]), {}, "steps must be 0 to 39, not 40"),
         (([0], [-1]), {}, "steps must be .* not -1"),
         ((), {"num_points": 2}, "num_points must be .* not 2"),
+        ((), {"num_points": 4.5}, "num_points must be a whole number of 3 or more, .* not 4.5"),
         ((), {"replicate": 3}, "replicate must be .* not 3"),
         ((), {"data": toy_arrays(np.random.default_rng(4), 200, 40)}, "data differ from those"),
     ],

@@ -231,7 +231,7 @@ def test_rounds_are_chosen_and_refused(small_run):
     found = [(one.replicate, one.round, one.folder.is_dir()) for one in stored_rounds(small_run.path, [2, 0])]
     assert found == [(1, 0, True), (1, 2, True), (2, 0, True), (2, 2, True)]
     with pytest.raises(LotteryError, match=r"Round 7 is not stored in '.*'. It has the rounds 0 to 3"):
-        list(stored_rounds(small_run.path, [1, 7]))
+        list(stored_rounds(small_run.path, np.array([1, 7])))
 
 
 def test_a_run_without_rounds_gives_empty_tables(tmp_path):

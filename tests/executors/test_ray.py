@@ -77,7 +77,8 @@ def same(run, other):
         ({"on": "processes", "task_cpus": 2}, "--task-cpus goes with --on ray alone"),
         ({"task_gpus": 0.5}, "--task-gpus goes with --on ray alone"),
         ({"task_memory": "4GB"}, "--task-memory goes with --on ray alone"),
-        ({"on": "ray", "task_memory": "much"}, "--task-memory must be a number of bytes, such as 4GB, not 'much'"),
+        ({"on": "ray", "task_memory": "much"}, "a number of bytes with its unit, such as 4GB or 500MB, not 'much'"),
+        ({"on": "ray", "task_memory": "4"}, "--task-memory must be a number of bytes with its unit, .*, not '4'"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(words, sentence):

@@ -108,6 +108,13 @@ def test_a_plan_counts_on_no_more_networks_in_parallel_than_there_can_be(monkeyp
         assert said in sentence and ("in parallel" in sentence) == bool(said)
 
 
+def test_a_plan_of_the_dense_network_alone_says_that_no_verdict_needs_replicates(lottery_command):
+    done = lottery_command("plan", "prune.num_rounds=0", "--std", "0.003", "--no-time")
+    assert "No round prunes (prune.num_rounds is 0)" in done.stdout
+    (row,) = rows_of(lottery_command("plan", "prune.num_rounds=0", "--std", "0.003", "--no-time", "--json"))
+    assert row["round"] == 0 and row["density"] == 1
+
+
 def test_a_plan_without_its_data_says_why_the_time_is_not_known(lottery_command, tmp_path):
     words = ("data.name=npz", f"data.path={tmp_path / 'none.npz'}", "model.name=lenet_300_100", "prune.rates={}")
     with pytest.raises(LotteryError, match="There is no data file"):
