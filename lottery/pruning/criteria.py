@@ -159,7 +159,8 @@ def synflow(inputs: CriterionInputs) -> dict[str, np.ndarray]:
     nested.
 
     Raises:
-        LotteryError: There is no network, SynFlow cannot evaluate it, or the scores are all zero or not finite.
+        LotteryError: There is no network, SynFlow cannot evaluate it, its logits are not known, or the scores are all
+            zero or not finite.
     """
     network = _network(inputs, "synflow")
     if not 0 < inputs.density <= 1:
@@ -210,13 +211,19 @@ CRITERIA: dict[str, Criterion] = {
     "movement": Criterion(movement),
     "random": Criterion(random),
     "snip": Criterion(snip, needs_network=True, definition=2),  # a batch balanced by class
-    "grasp": Criterion(grasp, needs_network=True, is_signed=True, definition=2),  # that batch, a temperature of 200
+    "grasp": Criterion(
+        grasp,
+        needs_network=True,
+        is_signed=True,
+        definition=2,  # that batch, a temperature of 200
+        check_model=gradients.check_ends,
+    ),
     "synflow": Criterion(
         synflow,
         needs_network=True,
         ranks_entries=True,
         definition=2,  # from dense in each round
-        check_model=gradients.check_inputs,
+        check_model=gradients.check_inputs_and_ends,
     ),
 }
 

@@ -146,9 +146,9 @@ def softened(model: Any) -> Iterator[Callable[[Any], Any]]:
 
     The function that is yielded divides the outputs that do not come from one.
     """
-    layers = list(graph.last_layers(model))
-    activations = [(layer, layer.activation) for layer in dict.fromkeys(layers) if graph.is_squashing(layer)]
-    divided = [graph.is_squashing(layer) for layer in layers]
+    ends = _ends(model)
+    activations = [(layer, layer.activation) for layer, is_squashing in dict(ends).items() if is_squashing]
+    divided = [is_squashing for _, is_squashing in ends]
 
     def soften(outputs: Any) -> Any:
         flat = tf.nest.flatten(outputs)
@@ -156,8 +156,10 @@ def softened(model: Any) -> Iterator[Callable[[Any], Any]]:
         found = []
         for output, is_done in zip(flat, done, strict=True):
             if not is_done:
-                # Outside of a graph, where values are known: at the call that makes Keras' variables.
-                if tf.executing_eagerly() and are_probabilities(output.numpy(), 1e-5):
+                # Values are known outside of a graph: at the call that makes Keras' variables.
+                if not tf.executing_eagerly():
+                    _refuse_squashed(model, output)
+                elif are_probabilities(output.numpy(), 1e-5):
                     raise LotteryError(
                         f"GraSP: the outputs of the model {model.name!r} are probabilities, and a temperature divides "
                         "logits; make the model return logits."
@@ -257,12 +259,14 @@ def flow_through(model: Any, build: Callable[[], Any], x: Any, names: Sequence[s
         copy = build()
         absolute = _absolute(model, copy)
         weights.assign(copy, absolute)
-        for layer in graph.last_layers(copy):
-            if graph.is_squashing(layer):
+        for layer, is_squashing in _ends(copy):
+            if is_squashing:
                 # The sum of such outputs has no useful gradient.
                 layer.activation = lambda value: value
         evaluate, inputs = _traced_flow(copy, x, names)
         _refuse_lookups(model, inputs)
+        for output in evaluate.structured_outputs[0]:
+            _refuse_squashed(model, output)
 
     def scores(masks: Masks) -> Scores:
         masked = {name: absolute[name] * masks[name] for name in names}
@@ -319,12 +323,45 @@ def _traced_flow(copy: Any, x: Any, names: Sequence[str]) -> tuple[Any, list[Any
     return tf.function(flow, autograph=False).get_concrete_function(), traced
 
 
-def check_inputs(model: Any, x: Any) -> None:
-    """Raise `LotteryError` if a model looks its inputs up, of which `x` is an example; `synaptic_flow` does too."""
+def check_ends(model: Any, x: Any) -> Any:
+    """Raise `LotteryError` if the logits of a model are not known; return its call, traced on inputs like `x`."""
     specs = tf.nest.map_structure(lambda value: tf.TensorSpec(value.shape, value.dtype), x)
     with evaluating(f"The model {model.name!r} cannot be called on its inputs"):
         called = traced_call(model, specs)
-    _refuse_lookups(model, called.inputs[: len(tf.nest.flatten(x))])
+    if not any(is_squashing for _, is_squashing in _ends(model)):
+        for output in called.outputs:
+            _refuse_squashed(model, output)
+    return called
+
+
+def check_inputs_and_ends(model: Any, x: Any) -> None:
+    """Raise `LotteryError` if a model looks its inputs up, or its logits are not known; `synaptic_flow` does too."""
+    _refuse_lookups(model, check_ends(model, x).inputs[: len(tf.nest.flatten(x))])
+
+
+def _ends(model: Any) -> list[tuple[Any, bool]]:
+    """List the last layers of a model, True for each that ends in a softmax or sigmoid."""
+    found = [(layer, graph.is_squashing(layer)) for layer in graph.last_layers(model)]
+    for layer, is_squashing in found:
+        if is_squashing and hasattr(layer, "return_sequences"):
+            raise LotteryError(
+                f"The logits of the model {model.name!r} are not known: its last layer, {layer.name!r}, is recurrent, "
+                "with a sigmoid or softmax in each step; end the model in a Dense layer."
+            )
+    return found
+
+
+def _refuse_squashed(model: Any, output: Any) -> None:
+    """Raise `LotteryError` if an output in a graph comes from a softmax or sigmoid, whatever code has called it."""
+    operation = output.op
+    if operation.type in _MOVING:
+        for value in operation.inputs:
+            _refuse_squashed(model, value)
+    if operation.type in ("LogSoftmax", "Sigmoid", "Softmax"):
+        raise LotteryError(
+            f"The logits of the model {model.name!r} are not known: it ends in a sigmoid or softmax that is not the "
+            "activation of its last layer; make it return logits, or end it in an Activation layer."
+        )
 
 
 def _refuse_lookups(model: Any, tensors: Sequence[Any]) -> None:

@@ -305,6 +305,43 @@ def test_grasp_divides_the_logits_before_a_softmax_and_leaves_out_regularisation
         )
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("name", ["grasp", "synflow"])
+def test_a_sigmoid_that_is_no_activation_of_the_last_layer_is_refused(rng, library, name):
+    """What goes into it is not known, and its outputs are no logits, which scores were computed with."""
+    keras = importlib.import_module(library)
+    layers = keras.layers
+    sigmoid = keras.ops.sigmoid if library == "keras" else importlib.import_module("tensorflow").sigmoid
+
+    def ending(*end):
+        def build():
+            x = inputs = keras.Input((3, 2))
+            for layer in (layers.Dense(4), *(one() for one in end)):
+                x = layer(x)
+            return keras.Model(inputs, x)
+
+        return build
+
+    x = rng.normal(size=(8, 3, 2)).astype(np.float32)
+    refused = {
+        "it ends in a sigmoid or softmax": [
+            ending(lambda: sigmoid),
+            ending(lambda: layers.Activation("sigmoid"), lambda: layers.Reshape((2, 6))),
+        ],
+        "'last', is recurrent": [ending(lambda: layers.SimpleRNN(1, activation="sigmoid", name="last"))],
+    }
+    for why, builders in refused.items():
+        for build in builders:
+            net = network(build, x, np.zeros_like(build()(x)), "binary_crossentropy")
+            start = weights.read(net.model)
+            with pytest.raises(LotteryError, match=f"The logits of the model .* are not known: .*{why}"):
+                CRITERIA[name].score(evidence(start, start, network=net))
+            with pytest.raises(LotteryError, match=why):
+                CRITERIA[name].check_model(net.model, x)
+    for build in (ending(), ending(lambda: layers.Activation("sigmoid"))):
+        CRITERIA[name].check_model(build(), x)
+
+
 def test_grasp_divides_every_output(rng):
     """Of two outputs with one loss each, the squared errors are those of both over 200."""
     import keras
@@ -683,7 +720,7 @@ def test_a_softmax_at_the_end_is_left_out_of_the_flow(rng, library):
     for other in others:
         assert_same(first, other)
     hidden = network(with_end(lambda layers: layers.Dense(3), lambda layers: layers.Softmax()), x, y)
-    with pytest.raises(LotteryError, match="are probabilities, whose sum is always 1"):
+    with pytest.raises(LotteryError, match="The logits of the model .* are not known"):
         CRITERIA["synflow"].score(evidence(start, start, network=hidden))
     assert keras.backend.floatx() == "float32"
 
