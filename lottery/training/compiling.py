@@ -112,7 +112,7 @@ def check_schedule(model: Any) -> None:
     schedule = keras_of(model).optimizers.schedules.LearningRateSchedule
     for inner in optimizers.plain(model.optimizer):
         rate = optimizers.rate(inner)
-        if callable(rate) and not hasattr(rate, "assign") and not isinstance(rate, schedule):
+        if callable(rate) and not isinstance(rate, schedule):
             raise LotteryError(
                 "The learning rate of the model's optimizer is a function without arguments, which cannot begin at a "
                 "later step; use a LearningRateSchedule."
