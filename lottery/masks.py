@@ -115,9 +115,13 @@ def check(masks: Masks, weights: Weights) -> None:
     for name, mask in masks.items():
         if name not in weights:
             raise missing("A mask names a weight that does not exist:", name, weights)
-        found = getattr(mask, "dtype", type(mask).__name__)
+        # What a masked array leaves out may be meant as kept or as pruned. Sparse arrays, too, have a type and a shape.
+        is_array = hasattr(mask, "__array__") and not isinstance(mask, np.ma.MaskedArray)
+        kind = type(mask).__name__
+        found = getattr(mask, "dtype", kind) if is_array else kind
         if found != np.bool_:
-            raise LotteryError(f"The mask of {name!r} must be a boolean array, not {found}. Use mask.astype(bool).")
+            hint = " Use mask.astype(bool)." if is_array else ""
+            raise LotteryError(f"The mask of {name!r} must be a boolean array of NumPy, not {found}.{hint}")
         expected = tuple(weights[name].shape)
         if tuple(mask.shape) != expected:
             raise LotteryError(f"The mask of {name!r} has shape {tuple(mask.shape)}, the weight has {expected}.")

@@ -1,5 +1,7 @@
 import numpy as np
+import pandas as pd
 import pytest
+import scipy.sparse
 
 from lottery import masks
 from lottery.errors import LotteryError
@@ -34,9 +36,12 @@ def test_nested_and_intersection():
     ("mask", "message"),
     [
         ({"dense/kernal": np.ones(3, bool)}, "Did you mean 'dense/kernel'"),
-        ({"dense/kernel": np.ones(3)}, "boolean array, not float64"),
+        ({"dense/kernel": np.ones(3)}, r"boolean array of NumPy, not float64\. Use mask.astype"),
         ({"dense/kernel": np.ones((1, 3), bool)}, r"shape \(1, 3\), the weight has \(3,\)"),
-        ({"dense/kernel": [True, True, True]}, "boolean array, not list"),
+        ({"dense/kernel": [True, True, True]}, r"boolean array of NumPy, not list\.$"),
+        ({"dense/kernel": np.ma.array(np.ones(3, bool), mask=[0, 0, 1])}, "not MaskedArray"),
+        ({"dense/kernel": scipy.sparse.coo_array(np.ones(3, bool))}, "not coo_array"),
+        ({"dense/kernel": pd.DataFrame(np.ones(3, bool))}, "not DataFrame"),
     ],
 )
 def test_check_says_what_is_wrong(mask, message):
