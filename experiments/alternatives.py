@@ -41,7 +41,7 @@ from lottery.formatting import ends, formatted, percent, short
 from lottery.pruning import branches, dynamic, plan
 from lottery.pruning.branches import BranchStart, StoredTicket
 from lottery.runs.stored import StoredRound, stored_rounds
-from lottery.statistics import intervals
+from lottery.statistics import intervals, significance
 from lottery.text_tables import Table
 
 RATE = 0.2
@@ -275,7 +275,7 @@ def _difference(own: Table, other: Table, rule: str) -> dict[str, float]:
     """The mean difference of two methods, paired by replicate, with its 95 % t interval and its p value."""
     values = (own.set_index("replicate")[rule] - other.set_index("replicate")[rule]).tolist()
     mean, low, high = intervals.mean_interval(values)
-    one_sided = intervals.p_value(abs(mean), abs(mean) - (high - low) / 2, len(values), 0.0)
+    one_sided = significance.p_value(abs(mean), abs(mean) - (high - low) / 2, len(values), 0.0)
     found = {"difference": mean, "low": low, "high": high, "p": 2 * one_sided}
     return {f"{rule}_{name}": value for name, value in found.items()}
 

@@ -132,12 +132,12 @@ def traced_once():
     from lottery import enforcement, weights
     from lottery.data import Splits
     from lottery.models.kerases import keras_of
-    from lottery.pipeline import identity, mask_training, preparing
+    from lottery.pipeline import fingerprinting, mask_training, preparing
     from lottery.training import engines, loop, mirrored
     from lottery.training.trainer import Trainer
 
     keep_graphs()
-    made, make_learner, of_model = {}, mask_training._made, identity.of_model
+    made, make_learner, of_model = {}, mask_training._made, fingerprinting.of_model
     shareable = [enforcement.ENFORCEMENTS[name].hold for name in ("constraint", "gradient", "callback")]
 
     def description(model, data, settings, enforce, augment):
@@ -198,7 +198,7 @@ def traced_once():
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(preparing, "Trainer", trainer)
         patched.setattr(mask_training, "_made", learner)
-        patched.setattr(identity, "of_model", digest)
+        patched.setattr(fingerprinting, "of_model", digest)
         yield made
 
 

@@ -23,7 +23,7 @@ from lottery.analysis import (
     overlaps,
     survivors,
 )
-from lottery.pipeline import branch_training, branching, mask_training, network_training, rounds, sibling_training
+from lottery.pipeline import branch_training, branching, network_training, rounds, sibling_training
 from lottery.pruning import branches
 from lottery.runs import records, siblings, store
 from lottery.runs.stored import StoredRound
@@ -129,7 +129,7 @@ def test_keys_of_some_records_are_those_of_the_page(monkeypatch):
 
     literals = {
         "transfer": keys_written(branching.branch, "details"),
-        "learned masks": keys_written(mask_training.learned, "details") - {"seconds"},
+        "learned masks": keys_written(branch_training._learned, "details") - {"seconds"},
         "siblings": keys_written(sibling_training.train_sibling, "about"),
         "changes": keys_written(branch_training.train_branch, "about") - of_branches - {"dense_loss_step"},
         "rewinding": keys_written(rounds.Chain, "details") - {"thresholds", "dense_loss_step"},

@@ -85,7 +85,7 @@ def are_alike(experiment: config.Experiment, other: config.Experiment) -> bool:
 
 
 def is_observed(recorded: dict[str, Any]) -> bool:
-    """Check if a record, which a stranger may have written, has what `identity.observed` returns."""
+    """Check if a record, which a stranger may have written, has what `fingerprinting.observed` returns."""
     found = recorded.get("observed")
     if not isinstance(found, dict) or not {"reported", "example", "opaque", "num_gpus"} <= set(found):
         return False

@@ -8,10 +8,11 @@ import numpy as np
 
 from lottery import masks, randomness, weights
 from lottery.errors import LotteryError
+from lottery.masks import Masks
 from lottery.pipeline import building, mask_training, network_training
 from lottery.pipeline.network_training import Training
 from lottery.pipeline.prepared import Prepared
-from lottery.pruning import branches, plan, rewinding
+from lottery.pruning import branches, plan, rewinding, supermasks
 from lottery.pruning.branches import BranchFunction, BranchStart, StoredTicket
 from lottery.runs import store
 from lottery.runs.store import NetworkId
@@ -108,12 +109,32 @@ def _stored_ticket(training: Training, network: NetworkId) -> StoredTicket:
         initial=initial,
         spent=plan.steps_to(experiment.prune, number, experiment.rewind.step, experiment.train.num_steps),
         gradients=lambda step, state: training.dense_gradients(replicate, step, state),
-        learned=lambda: mask_training.learned(training, network, stored.masks),
+        learned=lambda: _learned(training, network, stored.masks),
         at_initial=stored.at_initial,
         held_at=stored.held_at,
         shuffled=training.prepared.plan.shuffled(stored.masks),
         trained=lambda: stored.pruned.weights,
     )
+
+
+def _learned(training: Training, network: NetworkId, ticket: Masks) -> BranchStart:
+    """Learn masks with as many entries of each weight as a ticket's, for `branches.supermask`; weights stay fixed."""
+    experiment, prepared = training.experiment, training.prepared
+    prepared.check_learns(network.branch)
+    counts = masks.num_kept(ticket)
+    fixed = supermasks.fixed_weights(network_training.initial_state(training, network.replicate), counts)
+    words = branches.words_for(experiment.run.seed, *network)
+    of_scores = mask_training.learner(prepared)
+    start = of_scores.begin(fixed, counts, randomness.generator(*words))
+    # Its checkpoint is not the branch's own, whose training would take it for another's and begin again.
+    learning = replace(training, prepared=replace(prepared, trainer=of_scores.trainer), stage="scores")
+    trained = network_training.train_network(learning, network, start, masks.ones_like(ticket))
+    # Statistics, of BatchNormalization, are those of the masks that were learned.
+    state = {**trained.weights, **{name: fixed[name] for name in counts}}
+    last = experiment.train.num_steps
+    # What is left to do after it takes hardly any time.
+    details = {"mask_steps": last, "seconds": round(trained.seconds, 3)}
+    return BranchStart(state, supermasks.kept_by(trained.weights, counts), last, last, details=details)
 
 
 def _check_start(training: Training, ticket: StoredTicket, branch: str, chosen: Any) -> None:

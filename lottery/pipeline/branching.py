@@ -10,7 +10,7 @@ from typing import Any
 from lottery import config
 from lottery.errors import LotteryError, unknown
 from lottery.executors.scheduler import Job
-from lottery.pipeline import agreement, branch_training, dispatch, preparing, running
+from lottery.pipeline import agreement, branch_training, dispatch, opening, preparing
 from lottery.pipeline.network_training import Training
 from lottery.pipeline.prepared import Ingredients, Prepared, with_other_data
 from lottery.pipeline.session import Execution
@@ -47,7 +47,7 @@ def branch(
             rounds = [0, *rounds]
         places = chosen_rounds(path, experiment, rounds, replicate, first=0 if transfers else 1)
         other = with_other_data(experiment, overrides, ingredients.data) if transfers else None
-        prepared = running.open_run(session.stack, path, experiment, ingredients, transfer=other)
+        prepared = opening.open_run(session.stack, path, experiment, ingredients, transfer=other)
         # Before any training: a refusal after hours would be late.
         prepared.check_learns(name)
         if transfers and places:

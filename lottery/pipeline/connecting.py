@@ -8,7 +8,7 @@ from pathlib import Path
 from lottery import config, progress
 from lottery.errors import LotteryError, unknown
 from lottery.executors.scheduler import Job
-from lottery.pipeline import branching, dispatch, interpolation, running, sibling_paths, sibling_training
+from lottery.pipeline import branching, dispatch, interpolation, opening, sibling_paths, sibling_training
 from lottery.pipeline.prepared import Ingredients
 from lottery.pipeline.session import Execution
 from lottery.pipeline.worker import Recipe
@@ -56,7 +56,7 @@ def connect(
     experiment = store.read_experiment(path)
     wanted = _wanted(path, experiment, rounds, steps, replicate)
     with execution.started() as session:
-        prepared = running.open_run(session.stack, path, experiment, ingredients)
+        prepared = opening.open_run(session.stack, path, experiment, ingredients)
         session.stack.callback(prepared.trainer.close)
         # Before anything is evaluated, which traces the model with what holds its masks.
         prepared.trainer.hold()

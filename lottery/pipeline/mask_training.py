@@ -1,22 +1,19 @@
-"""Learn masks: train scores in a compiled loop of their own, while the weights stay fixed."""
+"""The trainer of scores that masks are learned by: a compiled loop of its own, in which the weights stay fixed."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from lottery import masks, randomness, weights
+from lottery import randomness, weights
 from lottery.enforcement.patching import seen_as
-from lottery.masks import Masks, Weights
+from lottery.masks import Weights
 from lottery.models.kerases import is_compiled, keras_of
-from lottery.pipeline import building, network_training
-from lottery.pipeline.network_training import Training
+from lottery.pipeline import building
 from lottery.pipeline.prepared import Prepared
-from lottery.pruning import branches, supermasks
-from lottery.pruning.branches import BranchStart
-from lottery.runs.store import NetworkId
+from lottery.pruning import supermasks
 from lottery.training import compiling
 from lottery.training.examples import example_batch
 from lottery.training.trainer import Trainer
@@ -50,29 +47,6 @@ def learner(prepared: Prepared) -> Learner:
     if not prepared.learner:
         prepared.learner.append(_made(prepared))
     return prepared.learner[0]
-
-
-def learned(training: Training, network: NetworkId, ticket: Masks) -> BranchStart:
-    """Learn masks with as many entries of each weight as a ticket's, while the weights stay fixed.
-
-    See `branches.supermask`.
-    """
-    experiment, prepared = training.experiment, training.prepared
-    prepared.check_learns(network.branch)
-    counts = masks.num_kept(ticket)
-    fixed = supermasks.fixed_weights(network_training.initial_state(training, network.replicate), counts)
-    words = branches.words_for(experiment.run.seed, *network)
-    of_scores = learner(prepared)
-    start = of_scores.begin(fixed, counts, randomness.generator(*words))
-    # Its checkpoint is not the branch's own, whose training would take it for another's and begin again.
-    learning = replace(training, prepared=replace(prepared, trainer=of_scores.trainer), stage="scores")
-    trained = network_training.train_network(learning, network, start, masks.ones_like(ticket))
-    # Statistics, of BatchNormalization, are those of the masks that were learned.
-    state = {**trained.weights, **{name: fixed[name] for name in counts}}
-    last = experiment.train.num_steps
-    # What is left to do after it takes hardly any time.
-    details = {"mask_steps": last, "seconds": round(trained.seconds, 3)}
-    return BranchStart(state, supermasks.kept_by(trained.weights, counts), last, last, details=details)
 
 
 def _made(prepared: Prepared) -> Learner:

@@ -8,7 +8,7 @@ import numpy as np
 from lottery import config, data, weights
 from lottery.data import Splits, Streams
 from lottery.enforcement.modes import ENFORCEMENTS, given
-from lottery.pipeline import building, checks, identity
+from lottery.pipeline import building, checks, fingerprinting
 from lottery.pipeline.prepared import Ingredients, Prepared, with_data, with_functions, with_model
 from lottery.pruning import criteria, mask_actions, plan
 from lottery.training import compiling, examples, mirrored, schedules
@@ -29,7 +29,7 @@ def prepare(experiment: config.Experiment, ingredients: Ingredients = Ingredient
     for control in experiment.run.controls:
         prepared.check_learns(control)
     if ingredients.are_observed(experiment):
-        prepared = identity.identified(prepared, ingredients)
+        prepared = fingerprinting.identified(prepared, ingredients)
     if not ingredients.have_own_model(experiment):
         return prepared
     # The trainer's model is of replicate 0, which is never trained, so that the weights of two seeds are compared.

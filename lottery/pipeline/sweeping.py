@@ -11,7 +11,7 @@ from typing import Any
 from lottery import config, files, interrupts, weights
 from lottery.errors import LotteryError
 from lottery.executors.scheduler import Job
-from lottery.pipeline import dispatch, environment, running
+from lottery.pipeline import dispatch, environment, opening
 from lottery.pipeline.prepared import Ingredients
 from lottery.pipeline.session import Execution, Session
 from lottery.pipeline.worker import Recipe
@@ -98,7 +98,7 @@ def sweep(
             path, experiment = store.run_path(out, point.settings), point.settings
             if ingredients.have_own_model(experiment):  # its settings alone do not tell its run
                 environment.begin(experiment, like)
-                path, prepared, compared = running.located(out, experiment, ingredients)
+                path, prepared, compared = opening.located(out, experiment, ingredients)
                 experiment = prepared.experiment
                 session.note(*compared)
             experiments[path] = experiment
@@ -148,11 +148,11 @@ def _open(
             session.note(f"{path}: experiment {number} of {len(experiments)} is prepared.")
         if store.is_complete(path, experiment):
             session.stack.enter_context(store.opened(path, experiment))
-            running.check_complete(path, experiment)
+            opening.check_complete(path, experiment)
         else:
-            prepared = running.open_run(session.stack, path, experiment, ingredients, num_threads)
+            prepared = opening.open_run(session.stack, path, experiment, ingredients, num_threads)
             notes = [note for note in prepared.notes if note not in said]
-            warnings = [warning for warning in running.too_fine(prepared, tolerance) if warning not in said]
+            warnings = [warning for warning in opening.too_fine(prepared, tolerance) if warning not in said]
             session.note(*(f"{path}: {note}" for note in notes), *warnings)
             said.update(notes, warnings)
         if signal := session.should_stop():

@@ -22,7 +22,7 @@ from lottery.errors import LotteryError, unknown
 from lottery.pruning import branches, fairness
 from lottery.runs import store
 from lottery.runs.stored import StoredRound
-from lottery.statistics import intervals, power
+from lottery.statistics import intervals, power, significance
 from lottery.statistics.metric import ACCURACY, Metric, controls, metric_of, of_dense, of_tickets, scored, transferred
 from lottery.text_tables import Table, frame
 
@@ -89,7 +89,7 @@ class Rule:
 
     def p_value(self, line: Mapping[str, Any], bound: float) -> float:
         """Compute the p value of the test that the true mean of a line of `differences` is above a bound."""
-        return intervals.p_value(line["mean"], line["low"], line["replicates"], bound, self.confidence)
+        return significance.p_value(line["mean"], line["low"], line["replicates"], bound, self.confidence)
 
 
 DEFAULT = Rule()
@@ -314,13 +314,13 @@ def smallest_shown(lines: Table, rule: Rule = DEFAULT, p: str = "winning_p") -> 
 
     From the densest round to the sparsest it tests that no round from there on is winning (or matching, by
     ``matching_p``, or matching at the end, by ``final_p``), and stops where it cannot reject that; see
-    `lottery.statistics.intervals.step_down`. That some round of at most this density is winning is then wrong with a
+    `lottery.statistics.significance.step_down`. That some round of at most this density is winning is then wrong with a
     probability of at most `Rule.level` for the run as a whole. The round itself is winning by its own interval too.
     """
     # The order is fixed before anything is tested: otherwise the error for all rounds at once would be larger.
     ordered = lines.sort_values("density", ascending=False, kind="stable")
     # What cannot be tested is not shown.
-    count = intervals.step_down(ordered[p].fillna(1.0).tolist(), rule.level)
+    count = significance.step_down(ordered[p].fillna(1.0).tolist(), rule.level)
     return ordered.iloc[count - 1].to_dict() if count else None
 
 
@@ -423,7 +423,7 @@ def beside_controls(rows: Table, rule: Rule) -> dict[Any, dict[str, dict[str, An
         for line in lines.values():
             line["ticket"] = beside(line, rule)
             # That a control does as well is a statement about what lies below a bound, so all signs change.
-            p = intervals.p_value(-line["mean"], -line["high"], line["replicates"], rule.bound, rule.confidence)
+            p = significance.p_value(-line["mean"], -line["high"], line["replicates"], rule.bound, rule.confidence)
             if line["ticket"] in (AS_GOOD, WORSE) and p > rule.level / len(lines):
                 line["ticket"] = CANNOT_TELL
     return found

@@ -13,7 +13,7 @@ def test_a_step_is_at_most_sixteen_frames_in_thirteen_files_below_the_command():
     stacks = depth_of_a_step.stacks()
     assert len(stacks) >= 4
     for stack in stacks:
-        assert stack[0] == ("cli/__init__.py", "main") and stack[-1] == ("training/loop.py", "advance")
+        assert stack[0] == ("cli/entry.py", "main") and stack[-1] == ("training/loop.py", "advance")
         assert len(stack) <= 16 and len({file for file, _ in stack}) <= 13, stack
 
 

@@ -73,7 +73,7 @@ def lower_bounds(drawn):
 
 
 def step_down(found, level=LEVEL):
-    """Count by run the rounds that `lottery.statistics.intervals.step_down` passes."""
+    """Count by run the rounds that `lottery.statistics.significance.step_down` passes."""
     num_runs, num_rounds = found.shape
     alive, counts = np.ones(num_runs, bool), np.zeros(num_runs, int)
     for place in range(num_rounds):

@@ -704,7 +704,7 @@ def test_another_loss_is_another_run_with_results_of_its_own(tmp_path):
 
 SCRIPT = """
 import json, sys
-from tests.pipeline import test_identity as table
+from tests.pipeline import test_fingerprinting as table
 names = json.loads(sys.argv[1])
 pairs = table.CHANGES | table.REBUILDS
 print(json.dumps({name: table.identity(pairs[name][0]()) for name in names}))
@@ -733,7 +733,7 @@ def test_workers_and_sweeps_find_the_same_identity(tmp_path):
     x, y, x_test, y_test = arrays()
     np.savez(tmp_path / "d.npz", x_train=x, y_train=y, x_test=x_test, y_test=y_test)
     tables = TABLES | {"data": {"name": "npz", "path": str(tmp_path / "d.npz"), "validation": 20}}
-    tables |= {"model": {"name": "tests.pipeline.test_identity:named"}, "sweep": {"prune.rate": [0.2, 0.5]}}
+    tables |= {"model": {"name": "tests.pipeline.test_fingerprinting:named"}, "sweep": {"prune.rate": [0.2, 0.5]}}
     for _ in range(2):
         assert len(lottery.sweep(tables, out=tmp_path / "sweep", on_event=quietly)) == 2
     assert len(list((tmp_path / "sweep").iterdir())) == 2

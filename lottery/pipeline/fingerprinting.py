@@ -1,9 +1,9 @@
-"""The identity of a run: what the caller's model and functions compute, observed before the run begins.
+"""What the caller's own model, enforcement and criterion compute, as digests, observed before the run begins.
 
 A digest of what is observed is part of the experiment, and so decides the name of the run's folder. It is exact: it
 knows the operations and constants of a training step and of an evaluation, the variables and their initial values.
 Other versions of TensorFlow or Keras may build the same model from other operations. There a few numbers that the first
-steps report are compared instead, up to rounding, and a sentence says so; see `running.located`.
+steps report are compared instead, up to rounding, and a sentence says so; see `opening.located`.
 """
 
 import functools
