@@ -21,6 +21,7 @@ app = App(
     "from the right, but no names; `show` has an order of its own. A line below the table names what is left out "
     "and says what shows it.",
 )
+# `--help` lists them in this order.
 app.command(short_help="Run an experiment, or continue it.", cls=train.WithNames)(train.run)
 app.command(short_help="Show what would be trained.")(experiments.plan)
 app.command(short_help="Run a grid of experiments.")(train.sweep)
@@ -41,6 +42,7 @@ app.add_typer(analyze.app, name="analyze")
 
 @app.callback(invoke_without_command=True)
 def _version(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    # A callback, for Typer has no option of its own for the version.
     if version:
         import lottery
 

@@ -94,6 +94,7 @@ def show_run(run: Path, rows: Any, tolerance: float | None, round: int | None = 
         output.say(f"No round of {str(run)!r} is complete yet.")
         return
     judgement = verdicts.of_run(run, rows, tolerance)
+    # The verdict is of all rounds, so it comes before the rows of one round are chosen.
     headline(judgement)
     points = results.summary(rows)
     if round is not None:

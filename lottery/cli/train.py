@@ -106,6 +106,7 @@ def sweep(
     with training.execution() as execution:
         runs = sweeping.sweep(found, out, execution, tolerance, import_code)
     rows = comparison.of_sweep(zip(runs, (point.values for point in found), strict=True), tolerance)
+    # A person reads per cent and points, a program the numbers.
     if not as_data:
         shown = {key: rows[key].map(str) for key in found[0].values}
         metric = LOSS if "dense_loss" in rows else ACCURACY

@@ -34,6 +34,7 @@ def run(
         # The default experiment is tuned to its own data and network.
         experiment = config.load({} if source is None and has_objects else source, overrides)
         experiment = with_functions(experiment, ingredients)
+    # The model is built before its run is found only where objects of the caller's decide the name of the folder.
     with execution.started() as session:
         path, prepared = stored, None
         if path is None:

@@ -65,6 +65,7 @@ class Engine:
 
     def begin(self, kept: Masks, seed: tuple[int, ...] | None = None, step: int = 0) -> None:
         """Read the weights, the optimizer's slots and its count of steps from the model, under masks."""
+        # Without a seed, a network is only evaluated, or its masks change within a training, whose batches go on.
         if seed is not None:
             num_examples = len(self._splits["train"].x)
             self._following = randomness.batches(num_examples, self._batch_size, seed, step)
@@ -77,6 +78,7 @@ class Engine:
         others = [layer.bias for layer in linear]
         others += [name for layer in normalised for name in (layer.gamma, layer.beta)]
         entries |= self._whole(others)
+        # Masks decide where each weight lies and what reads it, so this is made anew for each network.
         self._layout = Packing(self._packer, entries).layout()
         # For each row of the state, the entries that it has, and of which variables; None stands for no variable.
         means = self._whole(layer.mean for layer in normalised)
@@ -124,6 +126,7 @@ class Engine:
         decay = rates * np.float32(own.weight_decay or 0)
         columns = [decay, *self._optimizer.numbers(own, rates, counts.astype(np.float32))]
         numbers = np.column_stack([np.broadcast_to(np.float32(column), len(positions)) for column in columns])
+        # The kernels continue these sums. Adding up sums of parts would round otherwise after a training was resumed.
         sums = self._sums.numpy() if before else np.zeros(2)
         batches = kernels.Batches(positions, self._drawn(len(positions)), numbers)
         self._compute("train", batches, sums, np.zeros(0, np.int64))
@@ -135,13 +138,16 @@ class Engine:
         """Return label and class of each test example; None where the accuracy is not that of one class for each."""
         if self.network.loss != "sparse_categorical_crossentropy":
             return None
+        # The smallest type that holds every class: each network stores one of these for each test example.
         kind = np.min_scalar_type(self.model.output_shape[-1] - 1)
         return self._labels.reshape(-1).astype(kind), self._evaluated("test")[1].astype(kind)
 
     def _evaluated(self, part: str) -> tuple[Logs, np.ndarray]:
         num, num_lanes = len(self._splits[part].x), self._packer.num_blocks * kernels.WIDTH
+        # The last batch is filled up with -1, and lanes without an example count for nothing.
         positions = np.full((-(-num // num_lanes), num_lanes), -1, np.int32)
         positions.reshape(-1)[:num] = np.arange(num)
+        # Without rows of the optimizer's numbers, no step is taken.
         batches = kernels.Batches(positions, _no_crops((), 0)(len(positions)), np.empty((0, 1), np.float32))
         sums, classes = np.zeros(2), np.zeros(num, np.int64)
         penalty = self._compute(part, batches, sums, classes)
@@ -187,6 +193,7 @@ class Engine:
     def _examples(self, split: Split, data: Splits, margin: int) -> kernels.Examples:
         shape, x = data.train.x.shape[1:], split.x.reshape(len(split.x), -1)
         height, width, channels = (*shape, 1, 1, 1)[:3]  # of a vector each entry is a row
+        # Bytes stay bytes, a quarter of the memory, and are standardised as they are read.
         mean, deviation = (data.mean, data.standard_deviation) if x.dtype == np.uint8 else (0, 1)
         mean = np.full(shape, mean, np.float32).ravel()
         factor = np.float32(1) / np.full(shape, deviation, np.float32).ravel()
@@ -234,6 +241,7 @@ def _rates(optimizer: Any) -> Callable[[np.ndarray], np.ndarray]:
     if hasattr(rate, "assign"):
         return lambda steps: np.full(len(steps), np.float32(rate.numpy()))
 
+    # By TensorFlow, as in the compiled loop: NumPy rounds powers and cosines otherwise.
     @tf.function(autograph=False)
     def of_steps(steps: Any) -> Any:
         return tf.map_fn(lambda step: tf.cast(rate(step), tf.float32), steps, tf.float32)

@@ -615,6 +615,7 @@ def _elementwise_loss(of_output: Callable[[Any, Any], Any]) -> Any:
 
 def _binary_of_probabilities(added: Any) -> Any:
     """Make a loss that adds a number to everything that it takes a logarithm of."""
+    # Keras cuts probabilities at this distance from 0 and 1, and nothing is learned from a probability that was cut.
     least = np.float32(1e-7)
 
     def of_output(a: Any, target: Any) -> Any:
@@ -630,6 +631,7 @@ LOSSES: dict[str, Any] = {
     "sparse_categorical_crossentropy": _categorical,  # its targets are made categorical
     "categorical_crossentropy": _categorical,
     "binary_crossentropy": _elementwise_loss(
+        # In this form no exponential overflows, whatever the sign of z.
         lambda z, target: ((z if z > _0 else _0) - z * target + math.log1p(_exp(-abs(z))), _logistic(z) - target)
     ),
     "binary_crossentropy of probabilities": _binary_of_probabilities(_0),
@@ -644,6 +646,7 @@ LOSSES: dict[str, Any] = {
 @_compiled
 def _sgd(p: Any, g: Any, m: Any, s: Any, numbers: Any) -> None:
     decay, rate, momentum, nesterov = numbers[0], numbers[1], numbers[2], numbers[3]
+    # Decay takes its share of the weight from before the step, as in Keras.
     for i in range(p.size):
         m[i] = m[i] * momentum - g[i] * rate
         p[i] = p[i] - p[i] * decay + (m[i] * momentum - g[i] * rate if nesterov > _0 else m[i])
@@ -665,6 +668,7 @@ def _sgd_numbers(optimizer: Any, rates: np.ndarray, counts: np.ndarray) -> list[
 
 def _adam_numbers(optimizer: Any, rates: np.ndarray, counts: np.ndarray) -> list[Any]:
     first, second = np.float32(optimizer.beta_1), np.float32(optimizer.beta_2)
+    # Kingma & Ba 2015, end of section 2: both corrections are in the rate, so epsilon is not corrected, as in Keras.
     alpha = rates * np.sqrt(_1 - second**counts) / (_1 - first**counts)
     return [alpha, _1 - first, _1 - second, np.float32(optimizer.epsilon)]
 

@@ -310,6 +310,7 @@ class _Reader:
     def activated(self, layer: Any, source: int) -> int:
         """Add the activation of a layer to its outputs, if it has one."""
         name = getattr(layer.activation, "__name__", type(layer.activation).__name__)
+        # One function with two names: tf_keras gives the first (2.21), Keras the second (3.15).
         name = {"swish": "silu"}.get(name, name)
         is_known = name in (*self.kernels.ACTIVATIONS, "relu", "softmax") and is_keras(layer.activation)
         _refuse(layer, {f"has the activation {name}": not is_known})
@@ -544,6 +545,7 @@ def _has_accuracy(model: Any, loss: str) -> bool:
 
 def _is_plain(metric: Any, loss: str) -> bool:
     """Check if a metric is the accuracy that Keras takes for the word beside a loss, with its usual settings."""
+    # Named after the loss: categorical_crossentropy goes with CategoricalAccuracy.
     kind = loss.partition(" ")[0].removesuffix("_crossentropy").title().replace("_", "")
     if not is_keras(type(metric)) or type(metric).__name__ != f"{kind}Accuracy":
         return False
