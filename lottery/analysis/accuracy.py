@@ -167,8 +167,8 @@ def early_stop(rows: Table, ax: Any = None, interval: str = "range", labels: Map
     ax = style.new_or(ax)
     named, shape = _draw_dense(ax, points)
     style.bounds(ax, points, chains, labels)
-    # A little more than 0, where all stop at step 0: equal limits are none.
-    ax.set(ylim=(0, points["high"].max() * 1.06 + 1e-9), ylabel="early-stop step (lowest validation loss)")
+    # A whole step at least: where all stop at step 0, the limits would be equal.
+    ax.set(ylim=(0, max(1, points["high"].max()) * 1.06), ylabel="early-stop step (lowest validation loss)")
     return layout.finish(ax, points, shape, interval, named)
 
 

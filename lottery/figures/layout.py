@@ -2,6 +2,7 @@
 
 import math
 import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,11 +23,14 @@ def drawn(
 
     with rc_context(sheet.settings):
         figure = new_figure(width)
+        num_lines = 0
         if title:
-            figure.suptitle(title, fontsize="large")
+            heading = figure.suptitle(title, fontsize="large")
+            _break(heading)
+            num_lines = heading.get_text().count("\n") + 1
         # By default, labels have room.
         inches = height() if height else max(0.6 * width, style.letters(15))
-        figure.set_size_inches(width, inches + (style.letters(1.6) if title else 0))
+        figure.set_size_inches(width, inches + style.letters(1.6) * num_lines)
         draw(figure.subplots())
         fit(figure)
     return figure
@@ -186,9 +190,20 @@ def fit(figure: Any) -> None:
         figure.draw_without_rendering()
     for ax in figure.axes:
         for label in (ax.xaxis.label, ax.yaxis.label):
-            box, text = label.get_window_extent(), label.get_text()
-            out = box.x0 < 0 or box.y0 < 0 or box.x1 > figure.bbox.x1 or box.y1 > figure.bbox.y1
-            if out and " " in text:
-                spaces = [space.start() for space in re.finditer(" ", text)]
-                middle = min(spaces, key=lambda at: abs(at - len(text) / 2))
-                label.set_text(f"{text[:middle]}\n{text[middle + 1 :]}")
+            _break(label)
+
+
+def _break(text: Any) -> None:
+    """Break a text of a figure, which stays where its middle is, into lines if it is longer than there is room for."""
+    box, figure, content = text.get_window_extent(), text.figure.bbox, text.get_text()
+    first, last, end = (box.x0, box.x1, figure.x1) if not text.get_rotation() else (box.y0, box.y1, figure.y1)
+    middle = (first + last) / 2
+    room = 2 * min(middle, end - middle)
+    if last - first <= room:
+        return
+    # A little less, for some letters are wider than others.
+    longest = int(0.95 * len(content) * room / (last - first))
+    num_lines = len(textwrap.wrap(content, longest))
+    # The least width at which there are as many lines makes them about equally long.
+    width = next(width for width in range(1, longest + 1) if len(textwrap.wrap(content, width)) <= num_lines)
+    text.set_text(textwrap.fill(content, width))

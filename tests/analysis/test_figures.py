@@ -406,6 +406,11 @@ def test_early_stop_steps_and_what_is_a_lower_bound(rng):
     assert any("lower bound" in text.get_text() for text in ax.get_legend().get_texts())
 
 
+def test_early_stops_that_are_all_at_step_0_have_an_axis_of_whole_steps(rng):
+    bottom, top = plots.early_stop(rows_table(rng).assign(early_stop_step=0), axes()).get_ylim()
+    assert bottom == 0 and 1 <= top < 2
+
+
 def test_a_control_that_falls_does_not_flatten_the_ticket():
     ticket, fallen = [[0.97, 0.98, 0.96]] * 2, [[0.95, 0.6, 0.1]] * 2
     rows = pd.concat([made_up(ticket), made_up(fallen, "random_mask")], ignore_index=True)
@@ -948,6 +953,21 @@ def test_inputs_fill_their_figure(panels, rows, columns, channels):
     assert title.y0 >= above.y1 - 1 and above.y0 >= image.y1 - 1 and title.y0 - above.y1 < 0.4 * figure.dpi
     label = ax.child_axes[0].xaxis.label.get_window_extent()
     assert 0 <= label.y0 < 0.7 * figure.dpi and label.x0 >= 0 and label.x1 <= figure.bbox.width
+
+
+@pytest.mark.parametrize("width", [5.6, 7.2])
+def test_long_names_and_titles_are_broken_where_the_figure_ends(width, rng):
+    name = "a_long_name_that_somebody_chose_for_a_layer_of_their_network/kernel"
+    figure = plots.drawn(degrees_table(rng).assign(weight=name), "degrees", width=width, title="about a run " * 20)
+    figure.draw_without_rendering()
+    (ax,) = figure.axes
+    for text in (ax.xaxis.label, ax.yaxis.label, figure._suptitle):
+        box = text.get_window_extent()
+        assert 0 <= box.x0 < box.x1 <= figure.bbox.x1 and 0 <= box.y0 < box.y1 <= figure.bbox.y1
+    assert (
+        ax.get_xlabel().replace("\n", "").endswith(f"({name})")
+        and figure._suptitle.get_window_extent().y0 >= ax.bbox.y1
+    )
 
 
 @pytest.mark.parametrize(
