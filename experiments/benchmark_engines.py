@@ -125,7 +125,7 @@ SHAPES = [(784, 300), (300, 100), (100, 10)]
 
 RunFolder = Annotated[
     Path | None,
-    typer.Option("--run", help="A stored run of the network, by default LeNet-300-100, which gives the masks."),
+    typer.Option("--run", help="A stored run of the network, which gives the masks."),
 ]
 Densities = Annotated[
     str, typer.Option("--densities", help="Densities, separated by commas; the nearest round of each is used.")
@@ -274,7 +274,10 @@ def measure_network(
 def network_contestants(
     stack: contextlib.ExitStack, name: str, densities: Iterable[float | None], run: Path | None = None
 ) -> dict[str, Contestant]:
-    """Make contestants of an experiment's network: the sparse engine at each density, the compiled loop for None."""
+    """Make contestants of an experiment's network: the sparse engine at each density, the compiled loop for None.
+
+    Masks are those of the nearest round, and a contestant of the sparse engine is called by their density.
+    """
     experiment = config.load(presets.named(name))
     rounds = [StoredRound(run, 1, index) for index in store.complete_rounds(run, 1)] if run else []
     splits = network_data(experiment)
@@ -285,11 +288,11 @@ def network_contestants(
         compiling.compile_model(model, settings, example_batch(splits)[0], step)
         made = Trainer(model, splits, settings, enforcement.constraint, step, experiment.data.augment)
         stack.enter_context(contextlib.closing(made)).hold()
-        label = "compiled" if density is None else f"{density:g}"
         kept, start = masks_at(experiment, weights.read(model), density or 1), weights.read_state(model)
         if rounds and density:
             stored = _nearest(rounds, density)
-            kept, start, label = stored.masks, stored.start, f"{stored.record['density']:.3g}"
+            kept, start = stored.masks, stored.start
+        label = "compiled" if density is None else f"{masks.density(kept):.3g}"
         made.set_masks(kept)
         weights.assign(model, masks.apply(start, kept))
         engine = made.loop if density is None else made.engine(kept, "sparse")[0]

@@ -10,8 +10,8 @@ The same network, batch, optimizer, augmentation, masks and threads in each of
   step, as most code on pruning does. That costs the same at every density, so it is measured at the lowest.
 
 The images are random, of the shape that the experiment trains on: the time does not depend on the values. Masks are of
-the initial weights, pruned by magnitude as the experiment prunes. PyTorch's SGD adds the weight decay to the gradients,
-Keras' SGD shrinks the weights; both cost the same.
+the initial weights, pruned by magnitude as the experiment prunes, or with `--run` those of a run's rounds. PyTorch's
+SGD adds the weight decay to the gradients, Keras' SGD shrinks the weights; both cost the same.
 
 Before anything is measured, the networks are compared: the number of parameters of each layer, and the outputs of 64
 images with Keras' weights copied into PyTorch. The program prints the largest difference, and stops if it is more than
@@ -24,6 +24,7 @@ With `--onednn` it measures the first two alone, which needs no PyTorch. PyTorch
 Commands:
     python experiments/benchmark_peers.py --network resnet_20_cifar10 --densities 1,0.51,0.21,0.11,0.055
     python experiments/benchmark_peers.py --network conv_2_cifar10 --densities 1,0.51,0.17,0.05,0.02 --threads 1
+    python experiments/benchmark_peers.py --network resnet_20_cifar10 --run runs/NAME --threads 1
     python experiments/benchmark_peers.py --onednn --json onednn.json
 
 Time: four minutes for each network and number of threads on a machine that was busy with other programs, less on an
@@ -47,11 +48,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
-from benchmark_engines import masks_at, network_contestants, network_data, network_model
+from benchmark_engines import RunFolder, masks_at, network_contestants, network_data, network_model
 from benchmark_training import (
     Contestant,
     JsonFile,
@@ -93,6 +95,7 @@ OneDnn = Annotated[bool, typer.Option("--onednn", help="Measure the compiled loo
 
 def main(
     network: Networks = None,
+    run: RunFolder = None,
     densities: Densities = "1,0.33,0.11,0.055",
     threads: Threads = None,
     repetitions: Repetitions = 7,
@@ -106,13 +109,15 @@ def main(
         print(f"This program compares with PyTorch, which is not installed: pip install {TORCH}", file=sys.stderr)
         raise typer.Exit(2)
     names = network or NETWORKS
+    if run and len(names) > 1:
+        raise typer.BadParameter("--run gives the masks of one network, so name it with --network.")
     with framed(f"Repetitions: {repetitions}; {_versions()}", json_file) as (console, results):
         if wanted:
             results["compared"] = {name: compared(console, name) for name in names}
         for count in threads or (1, 2):
             with contenders(count, with_torch=bool(wanted)) as made:
                 for name in names:
-                    measured = measure(made, name, wanted, repetitions, steps)
+                    measured = measure(made, name, run, wanted, repetitions, steps)
                     results.setdefault("networks", {}).setdefault(name, {})[count] = measured
                     _print(console, f"{name}; threads: {count}; steps per turn: {measured['num_steps']}", measured)
 
@@ -161,19 +166,23 @@ def contenders(threads: int, with_torch: bool) -> Iterator[dict[str, Contender]]
 
 
 def measure(
-    made: Mapping[str, Contender], name: str, densities: Sequence[float], repetitions: int, steps: int
+    made: Mapping[str, Contender],
+    name: str,
+    run: Path | None,
+    densities: Sequence[float],
+    repetitions: int,
+    steps: int,
 ) -> dict[str, Any]:
     """Measure seconds per step of all contestants of a network, in turns, by the clock and of the processor."""
     engines = [None, *densities]  # None is the compiled loop
-    off = made[OFF].contestants(network_alone, name, engines)
+    off = made[OFF].contestants(functools.partial(network_alone, run=run), name, engines)
     contestants = {OFF: off.pop("compiled"), ON: made[ON].contestants(network_alone, name, [None])["compiled"]}
     contestants |= {f"sparse {density}": turn for density, turn in off.items()}
     if densities:
         contestants |= made[PYTORCH].contestants(torch_alone, name, [min(densities)])
     num_steps = steps or _steps_in_a_turn(contestants[OFF])
     taken = measure_steps(contestants, repetitions, num_steps)
-    density = in_fresh_process(_densities_of, name, densities) if densities else {}
-    return {"num_steps": num_steps, "seconds": taken["steps"], "processor": taken["calls"], "density": density}
+    return {"num_steps": num_steps, "seconds": taken["steps"], "processor": taken["calls"]}
 
 
 def _steps_in_a_turn(contestant: Contestant) -> int:
@@ -202,17 +211,10 @@ def _take(name: str, num_steps: int) -> tuple[float, float]:
     return seconds, time.process_time() - began
 
 
-def network_alone(name: str, densities: Sequence[float | None]) -> Mapping[str, Contestant]:
+def network_alone(name: str, densities: Sequence[float | None], run: Path | None = None) -> Mapping[str, Contestant]:
     """Make contestants of `lottery` in a process of their own."""
     environment.use_threads(int(os.environ[THREADS]))
-    return network_contestants(_OPEN, name, densities)
-
-
-def _densities_of(name: str, densities: Sequence[float]) -> dict[str, float]:
-    """Return the densities of the masks, each that of the round that is nearest to what was wanted."""
-    experiment = config.load(presets.named(name))
-    arrays = weights.read(network_model(experiment))
-    return {f"{each:g}": masks.density(masks_at(experiment, arrays, each)) for each in densities}
+    return network_contestants(_OPEN, name, densities, run)
 
 
 def _print(console: Console, about: str, measured: Mapping[str, Any]) -> None:
@@ -221,8 +223,7 @@ def _print(console: Console, about: str, measured: Mapping[str, Any]) -> None:
         others = {"oneDNN off": taken[OFF]} | ({PYTORCH: taken[PYTORCH]} if PYTORCH in taken else {})
         lines = []
         for name, times in taken.items():
-            density = measured["density"].get(name.removeprefix("sparse "))
-            first = ["sparse", f"{density:.3f}"] if density else [name, ""]
+            first = ["sparse", name.removeprefix("sparse ")] if name.startswith("sparse ") else [name, ""]
             lines.append(
                 [*first, *milliseconds(times), *(each for other in others.values() for each in _ratios(other, times))]
             )
