@@ -167,8 +167,9 @@ def early_stop(rows: Table, ax: Any = None, interval: str = "range", labels: Map
     ax = style.new_or(ax)
     named, shape = _draw_dense(ax, points)
     style.bounds(ax, points, chains, labels)
-    # A whole step at least: where all stop at step 0, the limits would be equal.
-    ax.set(ylim=(0, max(1, points["high"].max()) * 1.06), ylabel="early-stop step (lowest validation loss)")
+    # Equal limits are none, where all stop at step 0.
+    style.from_zero(ax, points["high"].max() or 1)
+    ax.set_ylabel("early-stop step (lowest validation loss)")
     return layout.finish(ax, points, shape, interval, named)
 
 

@@ -78,7 +78,7 @@ def figure(found: Table, ax: Any = None, rounds: Iterable[int] | None = None, in
     if len(classes) <= _MOST_TICKS:
         ax.set_xticks(classes)
     else:
-        ax.xaxis.get_major_locator().set_params(integer=True)
+        style.whole_ticks(ax.xaxis)
     return layout.finish(ax, points, "bars", interval)
 
 

@@ -110,7 +110,8 @@ def barrier(points: Table, ax: Any = None, **which: Unpack[Paths]) -> Any:
     for step, (color, marker, line) in looks.items():
         ax.plot([], [], color=color, marker=marker, linestyle=line, label=f"step {step}")
     # All panels share the axes of the first.
-    panels[0].set(xlim=(-0.03, 1.03), ylim=(0, None), xticks=(0, 0.5, 1), xticklabels=("0", "0.5", "1"))
+    style.from_zero(panels[0], lines["high"].max() or 1)
+    panels[0].set(xlim=(-0.03, 1.03), xticks=(0, 0.5, 1), xticklabels=("0", "0.5", "1"))
     layout.label_panels(
         ax, panels, "place on the line between the two networks (alpha)", "error (fraction of examples)"
     )
@@ -152,7 +153,7 @@ def instability(barriers: Table, ax: Any = None, over: str = "density", batch_no
         ax.set_xlim(steps[0] / 1.3 or -least / 3, max(1.3 * steps[-1], least / 3))
         style.plain(ax.xaxis)
         ax.set_xlabel("step that both networks share")
-    ax.set_ylim(min(0, spread["low"].min() * 1.1), max(spread["high"].max(), STABLE) * 1.1)
+    style.from_zero(ax, max(spread["high"].max(), STABLE), spread["low"].min())
     ax.set_ylabel("error barrier (fraction of examples)")
     return layout.finish(ax, spread)
 

@@ -64,7 +64,8 @@ def figure(curves: Table, ax: Any = None, **shown: Unpack[Shown]) -> Any:
     if lines.limits and lines.limits[0] < lines.limits[1]:
         low, high = lines.limits
         ax.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
-    ax.set(xlim=(0, None), xlabel="step", ylabel=f"{lines.split} {lines.measure}")
+    style.whole_ticks(ax.xaxis)
+    ax.set(xlabel="step", ylabel=f"{lines.split} {lines.measure}")
     return layout.finish(ax, lines.points, "band")
 
 

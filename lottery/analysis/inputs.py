@@ -209,7 +209,7 @@ def _add_bar(ax: Any, shown: Any, images: _Images) -> None:
     if is_log:
         style.log_ticks(bar.ax.xaxis)
     else:
-        bar.ax.xaxis.get_major_locator().set_params(integer=True)
+        style.whole_ticks(bar.ax.xaxis)
     if unread:
         # Below the box for inputs that nothing reads, in line with the numbers at the ticks.
         tick = bar.ax.xaxis.majorTicks[0]

@@ -123,7 +123,7 @@ def figure(table: Table, ax: Any = None, branch: str = store.TICKET) -> Any:
         ax.errorbar([], [], color="black", marker="x", markeredgewidth=2, linestyle="none", label="nothing is left")
     style.log_ticks(ax.yaxis)
     ax.margins(x=0.08)
-    ax.xaxis.get_major_locator().set_params(integer=True)
+    style.whole_ticks(ax.xaxis)
     ax.set(xlabel="round", ylabel="density (fraction of each weight kept)")
     return layout.finish(ax, points)
 
@@ -176,7 +176,7 @@ def degrees_figure(
         ax.xaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=least, subs=(1, 2, 5)))
         style.plain(ax.xaxis)
     else:
-        ax.xaxis.get_major_locator().set_params(integer=True)
+        style.whole_ticks(ax.xaxis)
     ax.set_xlim(0.9 * fewest, max(most, 1) * 1.1)
     entries, of = _SIDES[side]
     ax.set(xlabel=f"kept entries that {entries} ({weight})", ylabel=f"fraction of {of} with at most so many")

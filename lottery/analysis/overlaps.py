@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -140,8 +141,10 @@ def overlap(overlaps: Table, ax: Any = None, weight: str = ALL, matched: bool = 
     for (row, column), text in texts.items():
         color = "black" if np.isnan(cells[row, column]) else style.contrasting(shown.to_rgba(cells[row, column]))
         ax.text(column, row, text, color=color, ha="center", va="center", fontsize=size)
-    ax.set_xticks(range(len(names)), names, rotation=90 if max(map(len, names)) > 4 else 0)
-    ax.set_yticks(range(len(names)), names)
+    # Long names of runs would leave the cells no room.
+    labels = [textwrap.fill(name, 24) for name in names]
+    ax.set_xticks(range(len(names)), labels, rotation=90 if max(map(len, names)) > 4 else 0, fontsize=size)
+    ax.set_yticks(range(len(names)), labels, fontsize=size)
     label = "run and replicate" if any(":" in name for name in names) else "replicate"
     ax.set(xlabel=label, ylabel=label)
     units = ", units matched" if matched else ""

@@ -23,7 +23,8 @@ def figure(rows: Table, ax: Any = None, interval: str = "range", labels: Mapping
     ax = style.new_or(ax)
     style.reference(ax, 1)
     style.bounds(ax, points, drawn, labels)
-    ax.set(ylim=(0, max(1, points["high"].max()) * 1.06), ylabel="share of the steps of dense")
+    style.from_zero(ax, max(1, points["high"].max()))
+    ax.set_ylabel("share of the steps of dense")
     return layout.finish(ax, points, "bars", interval)
 
 

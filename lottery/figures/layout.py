@@ -23,14 +23,13 @@ def drawn(
 
     with rc_context(sheet.settings):
         figure = new_figure(width)
-        num_lines = 0
-        if title:
-            heading = figure.suptitle(title, fontsize="large")
-            _break(heading)
-            num_lines = heading.get_text().count("\n") + 1
         # By default, labels have room.
         inches = height() if height else max(0.6 * width, style.letters(15))
-        figure.set_size_inches(width, inches + style.letters(1.6) * num_lines)
+        if title:
+            above = figure.suptitle(title, fontsize="large")
+            _break(above, 0.98 * figure.bbox.width)
+            inches += style.letters(1.6) * len(above.get_text().split("\n"))
+        figure.set_size_inches(width, inches)
         draw(figure.subplots())
         fit(figure)
     return figure
@@ -136,7 +135,14 @@ def _place(ax: Any, handles: Sequence[Any], labels: Sequence[str], above: float 
     # Dashes show in long enough handles.
     looks = {"frameon": False, "handlelength": 2.5, "borderaxespad": 0}
     # Wherever it is, it is as large; the best place, which is the default, would be searched for among all points.
-    box = ax.legend(handles, labels, loc="upper left", **looks).get_window_extent()
+    legend = ax.legend(handles, labels, loc="upper left", **looks)
+    texts = legend.get_texts()
+    lines = legend.get_window_extent().width - max(text.get_window_extent().width for text in texts)
+    # A label wider than the figure would leave the axes no width.
+    for text in texts:
+        _break(text, figure.bbox.x1 - ax.get_window_extent().x0 - lines)
+    labels = [text.get_text() for text in texts]
+    box = legend.get_window_extent()
     # Beside the axes it may have more columns, if it is too high for one, as long as the axes keep most of the width.
     columns = math.ceil(box.height / (0.95 * figure.bbox.height))
     if above is None and columns * box.width < 0.38 * figure.bbox.width:
@@ -190,20 +196,22 @@ def fit(figure: Any) -> None:
         figure.draw_without_rendering()
     for ax in figure.axes:
         for label in (ax.xaxis.label, ax.yaxis.label):
-            _break(label)
+            # It stays where its middle is.
+            box, end = label.get_window_extent(), figure.bbox.x1
+            middle = (box.x0 + box.x1) / 2
+            if label.get_rotation():
+                middle, end = (box.y0 + box.y1) / 2, figure.bbox.y1
+            _break(label, 2 * min(middle, end - middle))
 
 
-def _break(text: Any) -> None:
-    """Break a text of a figure, which stays where its middle is, into lines if it is longer than there is room for."""
-    box, figure, content = text.get_window_extent(), text.figure.bbox, text.get_text()
-    first, last, end = (box.x0, box.x1, figure.x1) if not text.get_rotation() else (box.y0, box.y1, figure.y1)
-    middle = (first + last) / 2
-    room = 2 * min(middle, end - middle)
-    if last - first <= room:
+def _break(text: Any, room: float) -> None:
+    """Break a Matplotlib text that is longer than so many pixels into lines of about the same length."""
+    box, content = text.get_window_extent(), text.get_text()
+    length = box.height if text.get_rotation() else box.width
+    if length <= room:
         return
-    # A little less, for some letters are wider than others.
-    longest = int(0.95 * len(content) * room / (last - first))
-    num_lines = len(textwrap.wrap(content, longest))
-    # The least width at which there are as many lines makes them about equally long.
-    width = next(width for width in range(1, longest + 1) if len(textwrap.wrap(content, width)) <= num_lines)
+    # A little fewer letters than fit on average, as some are wider.
+    most = max(1, int(0.95 * max(map(len, content.split("\n"))) * room / length))
+    num_lines = len(textwrap.wrap(content, most))
+    width = next(width for width in range(1, most + 1) if len(textwrap.wrap(content, width)) <= num_lines)
     text.set_text(textwrap.fill(content, width))

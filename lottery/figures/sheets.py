@@ -29,6 +29,8 @@ _EVERY: dict[Any, Any] = {
     "axes.spines.right": False,
     "legend.fontsize": "small",
     "axes.titlesize": "medium",
+    # Ticks near each other would be labelled by what they have beyond a common number.
+    "axes.formatter.useoffset": False,
 }
 
 SHEETS: dict[str, Sheet] = {

@@ -319,6 +319,16 @@ def log_ticks(axis: Any) -> None:
     plain(axis)
 
 
+def from_zero(ax: Any, high: float, low: float = 0) -> None:
+    """Make a y axis from 0, or from what is below, to the highest end, with room for whole marks at both."""
+    ax.set_ylim(min(0, low) - 0.03 * high, 1.06 * high)
+
+
+def whole_ticks(axis: Any) -> None:
+    """Set ticks at whole numbers only, also where there is one of them."""
+    axis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+
+
 def plain(axis: Any) -> None:
     """Label ticks with plain numbers such as 0.05, not with powers of ten."""
     axis.set_major_formatter("{x:g}")

@@ -384,6 +384,17 @@ def test_the_last_common_round_is_of_the_replicates_that_have_begun(small_run, t
         assert plots.last_common_round(tmp_path) == num - 1
 
 
+@pytest.mark.parametrize("kind", ["layers", "initial_weights", "degrees", "overlap"])
+def test_long_names_are_broken_and_leave_the_axes_room(kind, rng):
+    long = "a_name_that_goes_on_and_on_" * 2
+    names = {WEIGHTS[0]: f"{long}1/kernel", **{str(one): f"{long}run:{one}" for one in REPLICATES}}
+    figure = plots.drawn(TABLES[kind](rng).replace(names), kind, width=6, title=f"Names ({long})")
+    figure.draw_without_rendering()
+    for drawn in (figure.axes[0].get_tightbbox(), figure._suptitle.get_window_extent()):
+        assert (drawn.min >= -1.5).all() and (drawn.max <= figure.bbox.max + 1.5).all()
+    assert figure.axes[0].get_window_extent().width > 0.4 * figure.bbox.width
+
+
 # ---- what each draws
 
 
@@ -406,9 +417,42 @@ def test_early_stop_steps_and_what_is_a_lower_bound(rng):
     assert any("lower bound" in text.get_text() for text in ax.get_legend().get_texts())
 
 
-def test_early_stops_that_are_all_at_step_0_have_an_axis_of_whole_steps(rng):
-    bottom, top = plots.early_stop(rows_table(rng).assign(early_stop_step=0), axes()).get_ylim()
-    assert bottom == 0 and 1 <= top < 2
+@pytest.mark.parametrize("kind", ["early_stop", "speed", "barrier", "instability"])
+def test_marks_at_zero_are_whole(kind, rng):
+    nothing = {"early_stop_step": 0, "last_step": 0, "dense_loss_step": 0.0, "error": 0.0, "barrier": 0.0}
+    table = TABLES[kind](rng)
+    table = table.assign(**{column: value for column, value in nothing.items() if column in table})
+    if kind == "speed":
+        table.loc[table["round"] == 0, "dense_loss_step"] = 100.0
+    ax = plots.kinds()[kind].figure(table, axes())
+    low, high = (ax.child_axes or [ax])[0].get_ylim()
+    assert -0.1 * high < low < 0 and high > 0.02
+
+
+def test_marks_at_the_highest_error_are_whole(rng):
+    points = points_table(rng).query("step == 0 and round == 0").assign(error=0.1)
+    assert plots.barrier(points, axes()).child_axes[0].get_ylim()[1] > 0.104
+
+
+def test_the_mark_before_the_first_step_is_whole_and_steps_are_whole_numbers(rng):
+    curves = curves_table(rng)
+    assert plots.learning_curves(curves, axes()).get_xlim()[0] < 0
+    ax = plots.learning_curves(curves.query("step == 0"), axes())
+    assert [tick for tick in ax.get_xticks() if abs(tick) < 1] == [0]
+
+
+def test_a_dense_network_alone_has_one_whole_round_and_degree(rng):
+    ax = plots.layers(layers_table(rng).query("round == 0"), axes())
+    assert [tick for tick in ax.get_xticks() if abs(tick) < 1] == [0]
+    ax = plots.degrees(degrees_table(rng).query("degree == 30"), axes())
+    assert [tick for tick in ax.get_xticks() if 29 < tick < 31] == [30]
+
+
+def test_numbers_near_each_other_have_plain_ticks(rng):
+    curves = curves_table(rng)
+    figure = plots.drawn(curves.assign(loss=0.6931 + 1e-6 * curves["loss"]), "learning_curves", measure="loss")
+    figure.draw_without_rendering()
+    assert figure.axes[0].yaxis.get_offset_text().get_text() == ""
 
 
 def test_a_control_that_falls_does_not_flatten_the_ticket():
