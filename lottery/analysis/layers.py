@@ -173,7 +173,7 @@ def degrees_figure(
     if most >= 10 * least:
         # A quarter of a tenfold for the part from 0 to the fewest entries, where nothing happens.
         ax.set_xscale("symlog", linthresh=least, linscale=0.25)
-        ax.xaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=least, subs=(1, 2, 5)))
+        ax.xaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=least, subs=style.log_places(least, most)))
         style.plain(ax.xaxis)
     else:
         style.whole_ticks(ax.xaxis)

@@ -186,14 +186,13 @@ def fit(figure: Any) -> None:
 
     What is drawn later, such as a file, finds ticks in the style sheet of now.
     """
-    figure.draw_without_rendering()
-    # The legend has taken its room from the axes, so the figure grows by as much.
+    # The legend takes its room from the axes, so the figure grows by as much, before they are too low to be drawn.
     ax = figure.axes[0]
     legend, frame = ax.get_legend(), ax.get_window_extent()
     if legend is not None and (box := legend.get_window_extent()).y0 >= frame.y1:
         width, height = figure.get_size_inches()
         figure.set_size_inches(width, height + box.height / figure.dpi)
-        figure.draw_without_rendering()
+    figure.draw_without_rendering()
     for ax in figure.axes:
         for label in (ax.xaxis.label, ax.yaxis.label):
             # It stays where its middle is.

@@ -306,17 +306,26 @@ def cost_axis(ax: Any, costs: Any, label: str) -> None:
 
 
 def log_ticks(axis: Any) -> None:
-    """Set at least three ticks between the limits of a logarithmic axis: at 1, 2 and 5, or closer."""
+    """Set at least three ticks between the limits of a logarithmic axis, whose labels have room."""
     from matplotlib.ticker import LogLocator
 
-    low, high = sorted(axis.get_view_interval())
-    # From few ticks to many, so that an axis has no more than it needs.
-    for subs in ((1, 2, 5), range(1, 10), [num / 2 for num in range(2, 20)], [num / 10 for num in range(10, 100)]):
-        locator = LogLocator(subs=subs)
-        if sum(low <= place <= high for place in locator.tick_values(low, high)) > 2:
-            break
-    axis.set_major_locator(locator)
+    axis.set_major_locator(LogLocator(subs=log_places(*sorted(axis.get_view_interval()))))
     plain(axis)
+
+
+def log_places(low: float, high: float) -> list[float]:
+    """Return where a logarithmic axis has ticks between 1 and 10: at 1, 2 and 5, farther apart, or closer."""
+    from matplotlib.ticker import LogLocator
+
+    every = range(1, 10)
+    halves = [num / 2 for num in range(2, 20)]
+    tenths = [num / 10 for num in range(10, 100)]
+    # From few ticks to many, so that an axis has no more than it needs.
+    for least, places in ((5, [1]), (6, [1, 3]), (3, [1, 2, 5]), (3, every), (3, halves), (3, tenths)):
+        ticks = LogLocator(subs=places).tick_values(low, high)
+        if sum(low <= tick <= high for tick in ticks) >= least:
+            break
+    return list(places)
 
 
 def from_zero(ax: Any, high: float, low: float = 0) -> None:

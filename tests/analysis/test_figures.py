@@ -944,6 +944,33 @@ def test_a_logarithmic_axis_has_ticks_that_can_be_read(low):
     assert sum(low_end <= place <= high_end for place in ax.yaxis.get_majorticklocs()) >= 3
 
 
+@pytest.mark.parametrize("low", [0.02, 0.003, 0.0008])
+def test_labels_of_low_densities_do_not_lie_on_each_other(low):
+    rows = made_up([[0.9, 0.8]])
+    ax = plots.drawn(rows.assign(density=rows["round"].map({0: 1, 1: low})), width=5.6).axes[0]
+    ax.figure.draw_without_rendering()
+    boxes = sorted((label.get_window_extent() for label in ax.get_xticklabels()), key=lambda box: box.x0)
+    assert all(one.x1 < other.x0 for one, other in itertools.pairwise(boxes))
+
+
+@pytest.mark.parametrize("most", [300, 4000])
+def test_labels_of_many_entries_do_not_lie_on_each_other(most):
+    rows = [(1, "ticket", 0, 1.0, "dense/kernel", "in", degree, 5) for degree in (0, 1, most)]
+    table = tidy("replicate branch round density weight side degree count", rows)
+    ax = plots.drawn(table, "degrees", width=5.6).axes[0]
+    ax.figure.draw_without_rendering()
+    boxes = sorted((label.get_window_extent() for label in ax.get_xticklabels()), key=lambda box: box.x0)
+    assert all(one.x1 < other.x0 for one, other in itertools.pairwise(boxes))
+
+
+def test_a_long_legend_is_drawn_without_a_warning(rng, recwarn):
+    layer = layers_table(rng).query("weight == @WEIGHTS[0] and replicate == 1 and round < 2")
+    layers = pd.concat([layer.assign(weight=f"dense_{num}/kernel") for num in range(12)])
+    figure = plots.drawn(layers, "layers", "paper", 3)
+    assert not [warning for warning in recwarn if "collapsed to zero" in str(warning.message)]
+    assert figure.axes[0].get_window_extent().height > figure.dpi
+
+
 def test_equal_accuracies_have_a_plain_axis_and_marks_side_by_side():
     table = pd.concat([made_up([[1.0, 1.0]] * 2, one) for one in ("ticket", "random_mask", "random_reinit")])
     ax = plots.accuracy(table, axes())

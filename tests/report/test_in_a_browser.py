@@ -90,6 +90,14 @@ def test_a_browser_shows_it(browser, opened, page_path, width, scheme):
     assert measured[5].startswith("oklch(") if dark else measured[5] == "rgb(0, 114, 178)"
 
 
+def test_on_a_phone_long_names_are_broken(opened):
+    width = opened(390).execute_script(
+        "for (const place of document.querySelectorAll('h1, nav a')) place.textContent = 'a_long_name_'.repeat(5);"
+        "return document.documentElement.scrollWidth"
+    )
+    assert width <= 390
+
+
 def test_on_a_phone_accuracy_and_verdict_come_before_compression(opened):
     heads = opened(390).execute_script(
         "return [...document.querySelector('table.sorts').tHead.rows[0].cells].map("
