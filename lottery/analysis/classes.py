@@ -116,6 +116,6 @@ CLASSES = Analysis(
     keys=("class",),
     chapter="Accuracy",
     caption=_caption,
-    missing="The networks of the run have no predictions of classes.",
+    missing="No pruned network of the run has predictions of classes.",
     title="What tickets forget",
 )

@@ -261,6 +261,6 @@ OVERLAP = Analysis(
     chapter="Masks",
     caption=_caption,
     views=_views,
-    missing="The masks of one replicate have no others to be compared with.",
+    missing="There are no masks of two replicates at a pruned round to compare.",
     title="Overlap of masks",
 )

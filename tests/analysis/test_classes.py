@@ -67,7 +67,7 @@ def test_networks_without_predictions_have_no_rows_and_the_figure_says_so(small_
     with pytest.raises(classes.NothingToDraw, match="no pruned round has predictions"):
         plots.drawn(found, "classes")
     for words, reason in (
-        (("analyze", "classes"), "have no predictions of classes"),
+        (("analyze", "classes"), "has predictions of classes"),
         (("plot", "--kind", "classes"), "no pruned round has predictions"),
     ):
         assert reason in lottery_command(*words, copy, "--round", 1).stderr  # and not that round 1 is not stored

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lottery import config, formatting
+from lottery import config, formatting, plots
 from lottery.analysis import ANALYSES, inputs
 from lottery.errors import LotteryError
 from lottery.figures import style
@@ -503,6 +503,19 @@ def test_more_branches_than_styles_are_said_to_be_left_out(small_run, undrawn):
     many = pd.concat([one.rows, *(pruned.assign(branch=f"mine_{place}") for place in range(30))], ignore_index=True)
     _, missing = figures.drawn(made(small_run, rows=many))
     assert missing["Accuracy"] == [f"The figures have room for {len(style.STYLES)} of 31 branches."]
+
+
+def test_what_is_missing_of_a_dense_network_alone_is_true_of_it(small_run, tmp_path, monkeypatch):
+    """It has predictions of classes, and several replicates."""
+    path = tmp_path / "dense"
+    shutil.copytree(small_run.path, path)
+    for folder in path.glob("replicate-*/round-0[1-9]*"):
+        shutil.rmtree(folder)
+    kinds = {kind: plots.kinds()[kind] for kind in ("classes", "overlap")}
+    monkeypatch.setattr(plots, "kinds", lambda: kinds)
+    _, missing = figures.drawn(*reported.gathered([path]))
+    assert missing["Accuracy"] == ["No pruned network of the run has predictions of classes."]
+    assert missing["Masks"] == ["There are no masks of two replicates at a pruned round to compare."]
 
 
 @pytest.mark.parametrize("chapter", ["Accuracy", "Training", "Layers", "Masks", "Connectivity", "More"])
