@@ -69,10 +69,11 @@ def figure(found: Table, ax: Any = None, rounds: Iterable[int] | None = None, in
         x = part["class"] + 0.7 * ((place + 0.5) / len(numbers) - 0.5)
         # No line: classes have no order.
         style.bars(ax, x, part, (color, marker, "none"), f"density {part['density'].iloc[0]:.3g}")
-    low, high = points["low"].min(), points["high"].max()
+    low, high = min(0, points["low"].min()), max(0, points["high"].max())
     # An interval may go on where no difference of accuracies can be. Equal limits are none.
     if np.isfinite([low, high]).all() and (low or high):
-        ax.set_ylim(max(1.05 * min(low, 0), -_EDGE), min(1.05 * max(high, 0), _EDGE))
+        room = 0.05 * (high - low)
+        ax.set_ylim(max(low - room, -_EDGE), min(high + room, _EDGE))
     ax.set(xlabel="class", ylabel="test accuracy, ticket − dense")
     classes = sorted(set(points["class"]))
     if len(classes) <= _MOST_TICKS:

@@ -44,7 +44,7 @@ def figure(found: Table, ax: Any = None) -> Any:
     if np.isfinite(found["low"]).all():
         handles.append(layout.glyph("band"))
         labels.append("95 % bootstrap interval")
-    ax.legend(handles, labels)
+    layout.place_legend(ax, handles, labels)
     return ax
 
 

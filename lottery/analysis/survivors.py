@@ -73,7 +73,9 @@ def figure(survivors: Table, ax: Any = None, weight: str | None = None, rounds: 
 
 def _caption(survivors: Table, weight: str | None = None, rounds: Iterable[int] | None = None) -> str:
     points, weight, _ = _points(survivors, weight, rounds)
-    return f"Distribution of the start weights of {weight} that survive. {style.replicates(points, 'band')}"
+    text = f"Distribution of the start weights of {weight} that survive. {style.replicates(points, 'band')}"
+    is_empty = points["mean"].isna().any()
+    return f"{text} A round without a line keeps none of them." if is_empty else text
 
 
 def _points(survivors: Table, weight: str | None, rounds: Iterable[int] | None) -> tuple[Table, str, float]:

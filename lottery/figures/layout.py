@@ -60,7 +60,7 @@ def finish(
         kind = style.INTERVALS[interval].removesuffix(" for the mean")
         handles.append(glyph(shape))
         labels.append(f"{kind}, n = {style.counted(points)[1]}")
-    _place(ax, handles, labels, above)
+    place_legend(ax, handles, labels, above)
     return ax
 
 
@@ -124,7 +124,7 @@ def glyph(shape: str) -> Any:
     return bars if shape == "bars" else (band, bars)
 
 
-def _place(ax: Any, handles: Sequence[Any], labels: Sequence[str], above: float | None) -> None:
+def place_legend(ax: Any, handles: Sequence[Any], labels: Sequence[str], above: float | None = None) -> None:
     """Put the legend beside the axes, or above them where it is wide; a constrained layout makes room for it."""
     from matplotlib.transforms import ScaledTranslation
 

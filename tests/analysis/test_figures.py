@@ -16,9 +16,9 @@ import pytest
 from matplotlib.collections import FillBetweenPolyCollection
 
 from lottery import plots
-from lottery.analysis import connectivity, distances
+from lottery.analysis import connectivity, distances, profiles
 from lottery.errors import LotteryError
-from lottery.figures import sheets, style
+from lottery.figures import layout, sheets, style
 from lottery.report.figures import panels
 from lottery.runs import store
 from tests.statistics.test_results import made_up
@@ -757,6 +757,28 @@ def test_steps_fill_their_axis(rng, steps):
     places = ax.transAxes.inverted().transform(ax.transData.transform([(step, 0) for step in steps]))[:, 0]
     assert ax.get_xticks().tolist() == steps and places.min() > 0 and places.max() < 1
     assert len(steps) == 1 or (places.min() < 0.25 and places.max() > 0.75)
+
+
+def test_marks_of_classes_that_only_lose_are_whole(rng):
+    ax = plots.classes(classes_table(rng).assign(vs_dense=-0.1), axes())
+    assert ax.get_ylim() == pytest.approx((-0.105, 0.005))
+
+
+def test_a_round_that_keeps_none_of_a_weight_has_no_line_and_the_caption_says_so(rng):
+    table = survivors_table(rng)
+    assert "without a line" not in plots.caption(table, "initial_weights")
+    table.loc[table["round"] == 7, "count"] = 0
+    assert plots.caption(table, "initial_weights").endswith("A round without a line keeps none of them.")
+
+
+def test_the_legend_of_a_profile_does_not_cover_it():
+    lines = tidy(
+        "at method threshold fraction low high", [(0.5, f"method_{num}", 0.1, 0.5, 0.4, 0.6) for num in range(9)]
+    )
+    figure = layout.drawn(sheets.SHEETS["screen"], 5, functools.partial(profiles.figure, lines))
+    figure.draw_without_rendering()
+    ax = figure.axes[0]
+    assert not ax.get_legend().get_window_extent().overlaps(ax.get_window_extent())
 
 
 def test_classes_that_nothing_changed_are_drawn_without_a_warning(rng, recwarn):
