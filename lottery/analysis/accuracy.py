@@ -125,9 +125,14 @@ def _caption(
         style.replicates(points, _BOTH if has_dense else "bars", interval),
     ]
     known = points[points["mean"].notna()]
-    if len(_outside(known, measure, style.view(points, full or not reference, measure.is_loss))):
+    limits = style.view(points, full or not reference, measure.is_loss)
+    outside = _outside(known, measure, limits)
+    if len(outside):
         edge, beyond = ("top", "above") if measure.is_loss else ("bottom", "below")
         sentences.append(f"Triangles at the {edge} edge stand for points {beyond} it.")
+    inside = known.drop(outside.index)
+    if (inside["low"] < limits[0]).any() or (inside["high"] > limits[1]).any():
+        sentences.append(style.CUT)
     return " ".join(sentences)
 
 
@@ -181,6 +186,8 @@ def _early_stop_caption(rows: Table, interval: str = "range", **_: Any) -> str:
     ]
     if points["bound"].any():
         sentences.append("Open markers are lower bounds: in a replicate the loss is lowest at the last step.")
+    if points["low"].min() < 0:
+        sentences.append(style.CUT)
     return " ".join(sentences)
 
 

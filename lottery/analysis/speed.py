@@ -37,6 +37,8 @@ def _caption(rows: Table, interval: str = "range", **_: Any) -> str:
     ]
     if points["bound"].any():
         sentences.append("Open markers are lower bounds: a replicate never has that loss.")
+    if points["low"].min() < 0:
+        sentences.append(style.CUT)
     return " ".join(sentences)
 
 

@@ -759,6 +759,16 @@ def test_steps_fill_their_axis(rng, steps):
     assert len(steps) == 1 or (places.min() < 0.25 and places.max() > 0.75)
 
 
+@pytest.mark.parametrize("kind", ["accuracy", "early_stop", "speed"])
+def test_a_caption_names_bars_that_leave_the_axes(kind, rng):
+    rows = rows_table(rng).query("replicate < 3 and round < 3 and branch == 'ticket'")
+    rows = rows.assign(dense_loss_step=[100, 1000, 10] * 2, early_stop_step=[100, 1000, 10] * 2)
+    rows.loc[rows["replicate"] == 2, ["early_stop_step", "dense_loss_step"]] += 50
+    rows["test_accuracy"] = [0.5, 0.4, 0.3, 0.9, 0.8, 0.7]
+    assert style.CUT in plots.caption(rows, kind, interval="t")
+    assert style.CUT not in plots.caption(rows, kind, interval="range")
+
+
 def test_marks_of_classes_that_only_lose_are_whole(rng):
     ax = plots.classes(classes_table(rng).assign(vs_dense=-0.1), axes())
     assert ax.get_ylim() == pytest.approx((-0.105, 0.005))
