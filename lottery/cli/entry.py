@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from lottery.cli import analyze, drawing, experiments, output, showing, tickets, train, verifying
+from lottery.cli import analyze, drawing, experiments, output, running, showing, tickets, verifying
 from lottery.cli.commands import App
 from lottery.errors import LotteryError, printable
 
@@ -22,15 +22,15 @@ app = App(
     "and says what shows it.",
 )
 # `--help` lists them in this order.
-app.command(short_help="Run an experiment, or continue it.", cls=train.WithNames)(train.run)
+app.command(short_help="Run an experiment, or continue it.", cls=running.WithNames)(running.run)
 app.command(short_help="Show what would be trained.")(experiments.plan)
-app.command(short_help="Run a grid of experiments.")(train.sweep)
+app.command(short_help="Run a grid of experiments.")(running.sweep)
 app.command(short_help="List the runs of a folder.")(showing.ls)
 app.command(short_help="Show a run's table.")(showing.show)
 app.command(short_help="Draw a figure of a run.", cls=drawing.WithKinds)(drawing.plot)
 app.command(short_help="Write an HTML page about runs.")(drawing.report)
 app.command(short_help="Recompute checksums and invariants.")(verifying.verify)
-app.command(short_help="Train controls from stored rounds.", cls=train.WithBranches)(train.branch)
+app.command(short_help="Train controls from stored rounds.", cls=running.WithBranches)(running.branch)
 app.command(short_help="Compare the tickets of several runs.")(showing.compare)
 app.command(short_help="Compare a run with the numbers of its paper.")(showing.check)
 app.command(short_help="Export a ticket, in many formats.", cls=tickets.WithFormats)(tickets.export)
