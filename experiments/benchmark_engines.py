@@ -14,7 +14,9 @@ Other options measure something else instead. They can be combined:
 
 - `--network`: steps of the network of a built-in experiment, as `resnet_20_cifar10`, with its batches, optimizer and
   augmentation, on random images of the shape of CIFAR-10. Its masks are of the initial weights, pruned by magnitude as
-  the experiment prunes; or with `--run` those of a run of this network, with the weights that its rounds start from;
+  the experiment prunes; or with `--run` those of a run of this network, with the weights that its rounds start from.
+  GFLOP/s are the products and sums of the weights that are kept, divided by the time of the whole step;
+  `limits_of_tiles.py` prints how many the processor reaches at best;
 - `--whole`: the README's MNIST experiment, with both controls, as whole `lottery run` commands with
   `train.engine = "compiled"` and `"auto"` in turns: seconds of the commands, and of the sparsest ten rounds;
 - `--original`: a network of five small dense layers (softsign, with a tanh output) on made-up data, in the same way:
@@ -89,7 +91,7 @@ from rich.console import Console
 import lottery
 from lottery import config, data, enforcement, masks, weights
 from lottery.analysis import costs
-from lottery.models import networks
+from lottery.models import multiply_adds, networks
 from lottery.pipeline import environment, onednn, presets
 from lottery.pruning import plan
 from lottery.runs import store
@@ -267,22 +269,23 @@ def measure_network(
     """Measure steps of both engines on a network of the field, in a process of its own."""
     environment.use_threads(threads)
     with contextlib.ExitStack() as stack:
-        contestants = network_contestants(stack, name, (None, *densities), run)
-        return measure_steps(contestants, repetitions, steps)
+        contestants, operations = network_contestants(stack, name, (None, *densities), run)
+        return {**measure_steps(contestants, repetitions, steps), "operations": operations}
 
 
 def network_contestants(
     stack: contextlib.ExitStack, name: str, densities: Iterable[float | None], run: Path | None = None
-) -> dict[str, Contestant]:
+) -> tuple[dict[str, Contestant], dict[str, int]]:
     """Make contestants of an experiment's network: the sparse engine at each density, the compiled loop for None.
 
-    Masks are those of the nearest round, and a contestant of the sparse engine is called by their density.
+    Masks are those of the nearest round, and a contestant of the sparse engine is called by their density. With them
+    comes how many products and sums each takes in a step.
     """
     experiment = config.load(presets.named(name))
     rounds = [StoredRound(run, 1, index) for index in store.complete_rounds(run, 1)] if run else []
     splits = network_data(experiment)
     settings = experiment.train.model_copy(update={"engine": "sparse"})
-    contestants = {}
+    contestants, operations = {}, {}
     for density in densities:
         model, step = network_model(experiment), schedules.step_variable()
         compiling.compile_model(model, settings, example_batch(splits)[0], step)
@@ -298,7 +301,18 @@ def network_contestants(
         engine = made.loop if density is None else made.engine(kept, "sparse")[0]
         engine.begin(kept, SEED)
         contestants[label] = looping(engine)
-    return contestants
+        operations[label] = step_operations(model, kept, settings.batch_size)
+    return contestants, operations
+
+
+def step_operations(model: Any, kept: masks.Masks, batch_size: int) -> int:
+    """Count the products and sums of a step for the weights that are kept.
+
+    Each weight takes part in the outputs, in its own gradient and, but for the first layer, in gradients of inputs.
+    """
+    counts, uses = masks.num_kept(kept), multiply_adds.per_entry(model)
+    passes = dict.fromkeys(counts, 3) | {next(iter(counts)): 2}
+    return 2 * batch_size * sum(passes[name] * count * (uses[name] or 0) for name, count in counts.items())
 
 
 def network_model(experiment: config.Experiment) -> Any:
@@ -335,16 +349,21 @@ def masks_at(experiment: config.Experiment, arrays: masks.Weights, density: floa
 
 
 def print_network(console: Console, measured: Mapping[str, Any], about: str) -> None:
-    """Print the milliseconds of a step, and the ratios."""
+    """Print the milliseconds of a step, the speed of its products and sums, and the ratios."""
     times = measured["steps"]
-    lines = [["compiled", "", *milliseconds(times["compiled"]), "", ""]]
+
+    def speed(name: str) -> str:
+        return f"{measured['operations'][name] / statistics.median(times[name]) / 1e9:.0f}"
+
+    lines = [["compiled", "", *milliseconds(times["compiled"]), speed("compiled"), "", ""]]
     for name in times:
         if name == "compiled":
             continue
         ratios = [one / other for one, other in zip(times[name], times["compiled"], strict=True)]
         values = [f"{statistics.median(ratios):.2f}", value_range(ratios, "{:.2f}")]
-        lines.append(["sparse", name, *milliseconds(times[name]), *values])
-    print_table(console, about, ["engine", "density", "ms", "min..max", "to compiled", "min..max"], lines)
+        lines.append(["sparse", name, *milliseconds(times[name]), speed(name), *values])
+    heads = ["engine", "density", "ms", "min..max", "GFLOP/s", "to compiled", "min..max"]
+    print_table(console, about, heads, lines)
 
 
 def measure_start(data_file: Path | None, threads: int, folder: Path) -> list[dict[str, float]]:

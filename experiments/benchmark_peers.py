@@ -214,7 +214,8 @@ def _take(name: str, num_steps: int) -> tuple[float, float]:
 def network_alone(name: str, densities: Sequence[float | None], run: Path | None = None) -> Mapping[str, Contestant]:
     """Make contestants of `lottery` in a process of their own."""
     environment.use_threads(int(os.environ[THREADS]))
-    return network_contestants(_OPEN, name, densities, run)
+    contestants, _ = network_contestants(_OPEN, name, densities, run)
+    return contestants
 
 
 def _print(console: Console, about: str, measured: Mapping[str, Any]) -> None:
