@@ -30,6 +30,8 @@ SUMMARY = (
 )  # fmt: skip
 RESAMPLES = 9999  # of the bootstrap
 _CONFIDENCE = 0.95  # of its intervals
+# Keys that change no network: names, and what is trained beside it.
+_OF_NO_NETWORK = ("name", "run.controls", "run.control_rounds", "run.num_replicates")
 PROFILE = ("at", "method", "threshold", "fraction", "low", "high")
 
 
@@ -40,7 +42,7 @@ def scores(
 
     Args:
         runs: The runs' folders, or `lottery.Run` objects. Each run is a task, and the methods are the ticket and the
-            controls that every run has.
+            controls; `summary` and `profile` take those that every run has.
         densities: Where to compare, in (0, 1]; by default at the densities of the first run that every run has.
         by: A key of the experiment, such as ``"prune.criterion"``. The methods are then the tickets at each of its
             values, and runs of the same data and model are one task.
@@ -85,9 +87,7 @@ def gathered(tables: Mapping[tuple[str, str], Table], densities: Iterable[float]
         raise LotteryError("The models of these runs measure no accuracy, so there is nothing to aggregate.")
     if without := {task for _, task in tables} - set(found["task"]):
         raise LotteryError(f"{listed(sorted(without))} cannot be aggregated with the others: no accuracy is measured.")
-    # A method must be there on every task: a mean over other tasks could not be compared with it.
-    num = found.groupby(["at", "method"])["task"].transform("nunique")
-    return found[num == found["task"].nunique()].reset_index(drop=True)
+    return found.reset_index(drop=True)
 
 
 def summary(found: Table) -> Table:
@@ -141,9 +141,13 @@ def profile(found: Table) -> Table:
 
 
 def notes(found: Table) -> list[str]:
-    """Name the replicates that `summary` and `profile` leave out, and where, in sentences for each task."""
+    """Name the methods and replicates that `summary` and `profile` leave out, and where, in a sentence for each."""
     places: dict[str, list[str]] = {}  # the densities at which something is left out
-    for at, part in found.groupby("at", sort=False):
+    for at, every in found.groupby("at", sort=False):
+        part = _on_every_task(every)
+        for method, rows in every[~every["method"].isin(part["method"])].groupby("method", sort=False):
+            without = sorted(set(every["task"]) - set(rows["task"]))
+            places.setdefault(f"{method}, which {listed(without)} lacks", []).append(percent(at))
         complete = _complete(part)
         num = min(map(len, complete.values()))
         for task, replicates in complete.items():
@@ -159,6 +163,19 @@ def notes(found: Table) -> list[str]:
         where = "" if everywhere else f" at density {listed(densities)}"
         sentences.append(f"Left out{where}: {what}.")
     return sentences
+
+
+def confounded(runs: Sequence[str | PathLike[str]], by: str) -> list[str]:
+    """Name the other settings in which runs differ that are compared `by` a key, in a sentence if there are any."""
+    cells = _divided(comparison.labelled([Path(run) for run in runs]).values(), by)
+    settings: dict[tuple[str, str], set[Any]] = {}  # by task and key
+    for (_, task), run in cells.items():
+        for key, value in config.flat(store.read_experiment(run).model_dump(mode="json")).items():
+            settings.setdefault((task, key), set()).add(str(value))
+    others = {key for (_, key), values in settings.items() if len(values) > 1} - {by, *_OF_NO_NETWORK}
+    if not others:
+        return []
+    return [f"These runs differ not in {by} alone, but also in {listed(sorted(others))}."]
 
 
 def dependent(runs: Sequence[str | PathLike[str]]) -> list[str]:
@@ -222,7 +239,8 @@ class _Matrices(NamedTuple):
 
 def _matrices(found: Table) -> Iterator[tuple[float, dict[str, _Matrices]]]:
     """Yield the matrices of every method at each density: of each task as many replicates as all tasks have."""
-    for at, part in found.groupby("at", sort=False):
+    for at, every in found.groupby("at", sort=False):
+        part = _on_every_task(every)
         complete = _complete(part)
         num = min(map(len, complete.values()))
         if not num:
@@ -235,6 +253,12 @@ def _matrices(found: Table) -> Iterator[tuple[float, dict[str, _Matrices]]]:
             parts = (columns[name].to_numpy().reshape(-1, num).T for name in _Matrices._fields)
             methods[str(method)] = _Matrices(*parts)
         yield float(at), methods
+
+
+def _on_every_task(part: Table) -> Table:
+    """Take the methods that are there on every task: a mean over other tasks could not be compared with theirs."""
+    num = part.groupby("method")["task"].transform("nunique")
+    return part[num == part["task"].nunique()]
 
 
 def _complete(part: Table) -> dict[str, list[int]]:

@@ -126,8 +126,10 @@ def test_methods_are_the_branches_that_every_run_has():
     for runs, methods in (((digits, mnist), ["ticket"]), ((digits, transferred), ["ticket", "random_mask"])):
         scores = aggregates.gathered({("", name): rows for name, rows in zip("ab", runs, strict=True)})
         assert aggregates.summary(scores)["method"].tolist() == methods
+        assert set(aggregates.profile(scores)["method"]) == set(methods)
         assert set(scores["at"]) == {0.5} and set(scores["density"]) == {0.5, 0.49}
         assert scores["score"].tolist()[:3] == pytest.approx([-0.1, -0.1, -0.05])
+    assert aggregates.notes(scores) == ["Left out: random_reinit, which a lacks."]
 
 
 def test_what_cannot_be_aggregated_is_refused():
@@ -172,6 +174,10 @@ def test_the_command(small_run, tmp_path, lottery_command, traced_once):
     rows = json.loads(lottery_command("compare", *every, "--aggregate", "--by", "prune.criterion", "--json").stdout)
     methods = ["prune.criterion = magnitude", "prune.criterion = random"]
     assert [row["method"] for row in rows[:2]] == methods and rows[1]["first_over"] is not None
+    alike = [run("magnitude"), random]
+    assert aggregates.confounded([one.path for one in alike], "prune.criterion") == []
+    confounded = lottery_command("compare", *every, "--aggregate", "--by", "prune.criterion").stdout
+    assert "These runs differ not in prune.criterion alone, but also in train.num_steps." in confounded
     pd.testing.assert_frame_equal(
         aggregates.scores([small_run.path, other.path]), aggregates.scores([small_run, other])
     )
