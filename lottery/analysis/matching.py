@@ -23,12 +23,12 @@ def check_run(run: Path, names: Mapping[str, Any]) -> None:
     architecture = store.read_environment(run).get("architecture") or {}
     if "name" in architecture:
         if not str(architecture["name"]).startswith(_BUILT_IN):
-            raise _no_chain(f"{architecture['name']} of {str(run)!r} is none")
+            raise _no_chain(f"{architecture['name']} of {str(run)!r} is no chain")
         return
     described = architecture.get("keras")
     if not isinstance(described, dict):
         why = architecture.get("why", "its run did not write its architecture down")
-        raise _no_chain(f"the files of {str(run)!r} do not tell if its network is one ({why})")
+        raise _no_chain(f"the files of {str(run)!r} do not tell if its network is a chain ({why})")
     if described.get("class_name") != "Sequential":
         raise _no_chain(
             f"the model of {str(run)!r} is {described.get('class_name')}, and only a Sequential model can be matched"

@@ -25,7 +25,7 @@ WithKinds = commands.listing("Kinds", _kinds)
 class Drawn:
     """Options of some kinds of figures: what is drawn, and how."""
 
-    rounds: Annotated[str, Option(help="For kinds that draw some rounds: which ones, such as 0,7,15.")] = ""
+    rounds: Annotated[str, Option(help="For kinds that draw some rounds: the rounds, such as 0,7,15.")] = ""
     weight: Annotated[str, Option(help="For initial_weights, degrees and overlap: which weight.")] = ""
     full: Annotated[bool, Option("--full", help="For accuracy and learning_curves: the whole range.")] = False
     interval: Annotated[

@@ -38,7 +38,7 @@ Tolerance = Annotated[
         min=0,
         max=1,
         help="How much accuracy a winning or matching ticket may lose, by default 0.002; or, where the model measures "
-        "none, by what fraction its loss may exceed that of dense, by default 0.02.",
+        "none, by what fraction its loss may exceed the loss of dense, by default 0.02.",
         metavar="FRACTION",
         show_default=False,
     ),
@@ -95,7 +95,7 @@ class Training:
     on: Annotated[str | None, Option(metavar="|".join(PLACES), help="Where to train; by default here.")] = None
     address: Annotated[
         str | None,
-        Option(metavar="HOST:PORT", help="Address of the Ray cluster; by default a local one, started if needed."),
+        Option(metavar="HOST:PORT", help="Address of the Ray cluster; by default a local cluster, started if needed."),
     ] = None
     task_cpus: Annotated[int | None, Option(min=1, help="On Ray: processors for each network.")] = None
     task_gpus: Annotated[float | None, Option(min=0, help="On Ray: GPUs for each network.")] = None

@@ -38,7 +38,7 @@ def ls(out: Out = Path("runs"), *, as_data: output.AsData) -> None:
             "networks_stored": stored, "networks_wanted": wanted,
         })  # fmt: skip
     if not found and not as_data:
-        output.say(f"There are no runs in {str(out)!r}; `lottery run` makes one.", file=sys.stderr)
+        output.say(f"There are no runs in {str(out)!r}; `lottery run` makes a run.", file=sys.stderr)
     if rows or as_data:
         output.rows(rows, as_data, leave_out=("model", "data", "rounds"))
 
@@ -172,7 +172,10 @@ def compare(
     as_data: output.AsData,
     rounds: Annotated[str, Option(help="Which rounds of the first run, such as 7,15.", metavar="ROUNDS")] = "",
     within: Annotated[
-        float, Option(min=0, help="How far apart two densities may be, as a fraction of one.", metavar="FRACTION")
+        float,
+        Option(
+            min=0, help="How far apart two densities may be, as a fraction, such as 0.05 for 5 %.", metavar="FRACTION"
+        ),
     ] = 0.05,
     *,
     summed: Summed,
@@ -243,7 +246,7 @@ def check(
         str,
         Option(
             metavar="NAME",
-            help="The experiment whose numbers are taken, such as conv_2_cifar10; by default that of the run's name.",
+            help="The experiment whose numbers are taken, such as conv_2_cifar10; by default the run's name.",
             show_default=False,
         ),
     ] = "",

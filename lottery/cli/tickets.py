@@ -111,7 +111,7 @@ class Choice:
             if self.data:
                 raise
             # A ticket that names no data has no digest to compare a file with, so --data would be refused.
-            advice = "; --data FILE takes real ones" if ticket.provenance.get("data") else ""
+            advice = "; --data FILE takes real inputs" if ticket.provenance.get("data") else ""
             output.say(f"Note: {printable(error)} Outputs are compared on random inputs{advice}.", file=sys.stderr)
             return None
 

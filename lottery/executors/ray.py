@@ -392,7 +392,7 @@ def _start(ray: Any, on_event: progress.OnEvent) -> None:
         ray.init("local", num_cpus=cores, include_dashboard=False, _node_ip_address="127.0.0.1", **QUIET)
     except Exception as error:
         raise LotteryError(f"Ray could not be started on this machine: {str(error).strip()}") from error
-    where = f"There is no Ray cluster to join, so one was started on this machine, with {cores} CPUs"
+    where = f"There is no Ray cluster to join, so a cluster was started on this machine, with {cores} CPUs"
     on_event(progress.Note(f"{where}; it ends with this command."))
 
 

@@ -160,7 +160,7 @@ def replicates(points: Table, shape: str, interval: str = "range") -> str:
     text = f"Means of n = {number} replicates, {shape}: {INTERVALS[interval]}."
     if points["finite"].all():
         return text
-    return f"{text} Where no bar is drawn, the interval is infinite: it is that of one value, or of two equal ones."
+    return f"{text} Where no bar is drawn, the interval is infinite: there is one value, or two equal values."
 
 
 def thick(width: float) -> float:

@@ -78,7 +78,7 @@ def build(architecture: Architecture, expected: Shapes, library: str | None = No
         raise TicketError(f"The ticket's architecture cannot be built: {_short(reason(error))}") from error
     if found != expected:
         differences = _short(differing(expected, found), 4 * _LONGEST)
-        raise TicketError(f"The ticket's architecture is not that of its weights. {differences}")
+        raise TicketError(f"The ticket's architecture does not fit its weights. {differences}")
     return model
 
 

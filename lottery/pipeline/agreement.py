@@ -40,7 +40,7 @@ def agreed(run: Path, experiment: config.Experiment, prepared: Prepared) -> list
             return [said]
     why = f", or {elsewhere} makes it so" if elsewhere else ""
     raise LotteryError(
-        f"The model or a function differs from that of {str(run)!r}{why}. Use those that the run began with."
+        f"{str(run)!r} began with another model or function{why}. Pass the model and the functions that it began with."
     )
 
 

@@ -168,8 +168,8 @@ def _compared(path: Path, experiment: config.Experiment, prepared: Prepared, ing
         return
     why = agreement.incomparable(path, prepared)
     if not why:
-        raise LotteryError(f"The model differs from that of {str(path)!r}. Use the one that the run began with.")
-    yield f"The model was not compared with that of {path}: {why}."
+        raise LotteryError(f"{str(path)!r} began with another model. Pass the model that it began with.")
+    yield f"The model was not compared with the model of {path}: {why}."
 
 
 def _check_fit(dense: StoredRound, prepared: Prepared) -> None:

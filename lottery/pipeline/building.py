@@ -129,7 +129,7 @@ def initial_state(prepared: Prepared, replicate: int) -> dict[str, np.ndarray]:
         known = {id(variable) for variable in prepared.trainer.model.variables}
         if any(id(variable) in known for variable in model.variables):
             raise LotteryError(
-                "model: the function uses the same model or layers twice; it must build new ones each time."
+                "model: the function uses the same model or layers twice; it must build new layers each time."
             )
         if masks.shapes(weights.prunable(model)) != masks.shapes(prepared.plan.dense):
             raise LotteryError("model: the function must build the same weights each time.")

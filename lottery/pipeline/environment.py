@@ -106,7 +106,7 @@ def of_like_run(out: str | Path, experiment: config.Experiment) -> Mapping[str, 
 def check_data(run: Path, fingerprint: str) -> None:
     """Raise `LotteryError` unless a run began with the data of this digest."""
     if store.read_environment(run)["data_sha256"] != fingerprint:
-        raise LotteryError(f"The data differ from those of {str(run)!r}; restore the data, or start a new run.")
+        raise LotteryError(f"The data differ from the data of {str(run)!r}; restore the data, or start a new run.")
 
 
 def check_devices(run: Path, model: Any) -> None:

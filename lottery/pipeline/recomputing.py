@@ -69,7 +69,7 @@ def opened(
         stack.callback(prepared.trainer.close)
         environment.check_data(run, prepared.data.fingerprint)
         if prepared.plan.units != list(recorded.get("units", ())):
-            raise LotteryError(f"The units that {str(run)!r} has in environment.json are not those of its model.")
+            raise LotteryError(f"The units in environment.json of {str(run)!r} are not the units of its model.")
         wanted = prepared.experiment.model_copy(update={"model": experiment.model})
         notes = agreement.agreed(run, wanted, prepared)
         again = _Recomputing(run, ingredients, on_network, prepared, environment.elsewhere(recorded), notes, stack)
@@ -167,7 +167,7 @@ class _Recomputing:
             return
         labels, predicted = stored.predictions["label"], stored.predictions[when]
         if not np.array_equal(labels, classes[0]):
-            yield "The labels beside its predictions are not those of the test set."
+            yield "The labels beside its predictions are not the labels of the test set."
             return
         self._num_predictions += len(labels)
         differ = predicted != classes[1]
@@ -238,7 +238,7 @@ class _Recomputing:
         other = preparing.prepare(with_other_data(self.prepared.experiment, overrides), without_data)
         self.stack.callback(other.trainer.close)
         if other.data.fingerprint != wanted:
-            raise LotteryError("the data that are found are not those of the branch")
+            raise LotteryError("the data that are found are not the branch's data")
         return other
 
     def _note(self, text: str) -> None:

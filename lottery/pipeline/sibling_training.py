@@ -124,7 +124,7 @@ def train_sibling(training: Training, pair: Siblings, order: int) -> None:
         # A state that was stored anew elsewhere has other bits, and its siblings would not be siblings of these.
         if store.read_record(folder)["step_sha256"] != digest:
             raise LotteryError(
-                f"{str(folder)!r} started from other weights than those of step {step} of replicate {replicate}."
+                f"{str(folder)!r} did not start from the weights of step {step} of replicate {replicate}."
             )
     kept = pair.pruned.masks
     network = NetworkId(replicate, pair.round, pair.branch(order))

@@ -122,7 +122,7 @@ def _prepared(recipe: Recipe, replicate: int) -> Prepared:
     wanted = recipe.data_sha256 or store.read_environment(recipe.path)["data_sha256"]
     if prepared.data.fingerprint != wanted:
         raise LotteryError(
-            f"The data{where} differ from those of {str(recipe.path)!r}; restore the data, or start a new run."
+            f"The data{where} differ from the data of {str(recipe.path)!r}; restore the data, or start a new run."
         )
     try:
         agreement.agreed(recipe.path, recipe.experiment, prepared)

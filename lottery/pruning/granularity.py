@@ -320,8 +320,8 @@ def grouped(how: Granularity, shapes: Shapes, removable: Sequence[Units] = ()) -
     found = how.kind.make(dict(shapes), how, removable)
     if not found.shapes:
         raise LotteryError(
-            f'prune.granularity = "{how.name}": the model has no {how.name} that can be removed; those of the output '
-            "layer always stay."
+            f'prune.granularity = "{how.name}": the model has no {how.name} that can be removed; the output '
+            "layer keeps all of its own."
         )
     return found
 

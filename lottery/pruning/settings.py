@@ -108,7 +108,7 @@ class Prune(Section):
         what = f'prune.granularity = "{self.granularity}"'
         if self.norm == "l2" and facts(self.criterion).is_signed:
             raise LotteryError(
-                f'prune.norm = "l2" squares scores, and those of {self.criterion} have signs: use prune.norm = "l1".'
+                f'prune.norm = "l2" squares scores, and scores of {self.criterion} have signs: use prune.norm = "l1".'
             )
         if self.granularity != Granularity.name and facts(self.criterion).ranks_entries:
             raise LotteryError(

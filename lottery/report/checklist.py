@@ -95,7 +95,7 @@ def _measured(run: ReportedRun) -> Iterator[Item]:
     how = "under Rounds, with its change" if has_value else "the model measures no accuracy"
     if has_value and metric.is_loss:
         how = f"the {metric.name}, {how}"
-    yield Item("The accuracy at each point, with that of the unpruned network", has_value, how)
+    yield Item("The accuracy at each point, and the accuracy of the unpruned network", has_value, how)
     # Of the round that has the fewest.
     num = int(of_tickets(run.rows).groupby("round")["replicate"].nunique().min())
     start_alike = any(verification.same_start(run.path, number) for number in sorted(set(run.rows["replicate"]))[1:])

@@ -235,7 +235,7 @@ def wrong_network(
     stored = StoredRound(folder(run), replicate, index, record["branch"])
     kept, ticket = stored.masks, pair.pruned.masks
     if kept.keys() != ticket.keys() or any(not np.array_equal(kept[name], ticket[name]) for name in ticket):
-        yield "Its masks are not those of the round."
+        yield "Its masks differ from the round's masks."
     held_at = pair.pruned.held_at
     yield from stored.wrong_held(held_at)
     state = files.read_arrays(pair.state_file)
@@ -266,4 +266,4 @@ def _wrong_path(pair: Siblings, recomputed: bool) -> Iterator[str]:
             error = 1 - pair.network(order).record["final_test_accuracy"]
             # Keras computes an accuracy in float32. The negation counts NaN as wrong.
             if not abs(tested[alpha] - error) <= 1e-6:
-                yield f"At alpha {alpha:g} the test error is {tested[alpha]}, and that of the network {error}."
+                yield f"At alpha {alpha:g} the test error is {tested[alpha]}, and the error of the network is {error}."

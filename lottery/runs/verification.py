@@ -274,7 +274,7 @@ def _wrong_weights(stored: StoredRound, validation: dict[int, tuple[float, float
         yield "The stored weights are the weights before training, not after."
     counts = masks.num_kept(kept)
     if (record["kept"], record["num_kept"], record["density"]) != (counts, sum(counts.values()), masks.density(kept)):
-        yield "The record's counts differ from those of the masks."
+        yield "The record's counts differ from the masks' counts."
     if stored.has(store.EARLY_STOP):
         at_the_end = record["early_stop_step"] == max(validation)
         if at_the_end and weights.fingerprint(stored.early_stop) != weights.fingerprint(trained):
@@ -331,7 +331,7 @@ def _wrong_round(stored: StoredRound, before: StoredRound | None, dense: StoredR
     if before is None:
         return
     if not fits:
-        yield "Its masks are of other weights than those of the rounds before."
+        yield "Its masks are of other weights than the masks of the rounds before."
         return
     if not plan.is_from_dense(settings) and not masks.is_nested(kept, before.masks):
         yield "A pruned entry has come back."
@@ -383,7 +383,7 @@ def _wrong_branch(stored: StoredRound, again: Recomputation | None) -> Iterator[
     ticket = StoredRound(stored.run, stored.replicate, stored.round)
     kept = stored.masks
     if masks.shapes(ticket.masks) != masks.shapes(kept):
-        yield "Its masks are of other weights than those of its round."
+        yield "Its masks are of other weights than the masks of its round."
         yield from stored.wrong_held(_either(stored))
         return
     fresh = again.fresh(stored) if again and known.needs_model == DRAWN else None
@@ -397,11 +397,11 @@ def _wrong_branch(stored: StoredRound, again: Recomputation | None) -> Iterator[
         yield f"It does not keep as many entries of each weight as {name}."
     recorded = [(change["step"], change["num_kept"]) for change in stored.record.get("mask_changes", ())]
     if recorded != [(step, sum(of_weights.values())) for step, of_weights in changes]:
-        yield f"The changes of its masks are not those of {name}."
+        yield f"The changes of its masks are not the changes of {name}."
     if masks.total_kept(kept) != masks.total_kept(ticket.masks):
         yield "It does not keep as many entries as the ticket."
     if "masks" not in known.needs_model and any(np.any(made.kept[each] != kept[each]) for each in kept):
-        yield f"Its masks differ from those of {name}."
+        yield f"Its masks differ from the masks of {name}."
     if not fresh and "start weights" in known.needs_model:
         return
     # Masks that change are stored as at the end, and training began under those that the branch makes.

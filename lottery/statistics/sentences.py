@@ -155,7 +155,7 @@ def _beside_dense(mean: str, metric: Metric) -> str:
     if _is_zero(mean):
         return "the same test loss as dense" if metric.is_loss else "as accurate as dense"
     if metric.is_loss:
-        return f"a test loss {mean.lstrip('+−')} {'below' if mean.startswith('−') else 'above'} that of dense"
+        return f"a test loss {mean.lstrip('+−')} {'below' if mean.startswith('−') else 'above'} the loss of dense"
     return f"{mean} points {'over' if mean.startswith('+') else 'against'} dense"
 
 
@@ -208,7 +208,7 @@ def _nearest(rounds: Table, rule: Rule) -> Headline:
     if undecided.empty:
         lost = f"every round loses more than {_tolerance(rule)} points to dense"
         if rule.metric.is_loss:
-            lost = f"the loss of every round is more than {_tolerance(rule)} above that of dense"
+            lost = f"the loss of every round is more than {_tolerance(rule)} above the loss of dense"
         return Headline(f"No {rule.word} ticket: {lost}. The best has {_in_words(_best(rounds), rule)}.", BAD)
     nearest = "The sparsest undecided ticket"
     line = verdicts.sparsest(undecided[undecided["mean"] >= rule.bound])
@@ -239,11 +239,11 @@ def _of_one_replicate(rounds: Table, rule: Rule) -> str:
     head = f"1 replicate cannot show that a ticket is {rule.word}"
     by_mean = verdicts.sparsest(rounds[rounds["mean"] >= rule.bound])
     if by_mean is None:
-        return f"{head}, and in this one none keeps up with dense. The best has {_in_words(_best(rounds), rule)}."
+        return f"{head}, and here no ticket keeps up with dense. The best has {_in_words(_best(rounds), rule)}."
     within = ""
     if by_mean["mean"] < 0:
         within = f" (dense {'+' if rule.metric.is_loss else '−'} {_tolerance(rule)} or better)"
-    return f"{head}; in this one, the sparsest that keeps up with dense{within} has {_in_words(by_mean, rule)}."
+    return f"{head}; here, the sparsest that keeps up with dense{within} has {_in_words(by_mean, rule)}."
 
 
 def _tolerance(rule: Rule) -> str:

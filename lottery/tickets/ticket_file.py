@@ -165,7 +165,7 @@ def _header(content: bytes) -> tuple[dict[str, Any], dict[str, Any], int]:
     version = loaded.get("format")
     if type(version) is int and version > WITH_HELD:
         raise TicketError(
-            f"it has format {version}, and this version of lottery reads up to {WITH_HELD}; install a newer one."
+            f"it has format {version}, and this version of lottery reads up to {WITH_HELD}; install a newer version."
         )
     return header, loaded, size
 

@@ -467,7 +467,7 @@ def rewrite(folder, text=None, kept=None, state=None, **changed):
     ("what", "where", "found"),
     [
         ("weight", "network", "masked entries that are not zero"),
-        ("masks", "network", "Its masks are not those of the round"),
+        ("masks", "network", "Its masks differ from the round's masks"),
         ("bytes", "network", "is damaged"),
         ("byte", "network", "is damaged"),
         ("chance", "network", "Training did not start from the weights of step 15 under the masks"),
@@ -497,8 +497,8 @@ def test_damage_is_seen(copied, what, where, found):
     ("what", "found"),
     [
         ("byte", "step_15_order_2/weights.safetensors' is damaged"),
-        ("masks", "step_15_order_2': Its masks are not those of the round. Delete it to train it again."),
-        ("retrained", "step_15_order_1': Its masks are not those of the round"),
+        ("masks", "step_15_order_2': Its masks differ from the round's masks. Delete it to train it again."),
+        ("retrained", "step_15_order_1': Its masks differ from the round's masks"),
         ("middle", "path-step_15.csv' is damaged .* delete it to have it computed again"),
     ],
 )  # fmt: skip
@@ -575,7 +575,7 @@ def test_siblings_of_other_weights_are_refused(copied):
     tamper(copied, "state")
     for number in (1, 2):
         shutil.rmtree(pair_of(copied, 1, 1).network(number).folder)
-    with pytest.raises(LotteryError, match="started from other weights than those of step 15 of replicate 1"):
+    with pytest.raises(LotteryError, match="did not start from the weights of step 15 of replicate 1"):
         connect(copied, [1], [K])
 
 

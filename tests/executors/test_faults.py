@@ -45,7 +45,7 @@ def test_data_that_change_while_a_run_is_trained_are_refused(world, monkeypatch)
 
     with monkeypatch.context() as patched:
         patched.setattr(worker.Worker, "__init__", unprepared)
-        assert "differ from those of" in world.refused(run)
+        assert "differ from the data of" in world.refused(run)
     world.data.write_bytes(number[0])
     world.check_end(run)
 

@@ -180,7 +180,7 @@ def test_verify_finds_a_control_with_the_tickets_own_masks(controlled, tmp_path,
         return stored | {"kept": counts, "start_sha256": stored["start_sha256"]}
 
     wrong = changed(controlled, tmp_path, folder_of(controlled, branch=name), own)
-    assert any(f"masks differ from those of {name}" in sentence for sentence in wrong), wrong
+    assert any(f"masks differ from the masks of {name}" in sentence for sentence in wrong), wrong
 
 
 @pytest.mark.parametrize("name", ["reshuffled_init", "signed_constant", "untrained", "random_mask"])
@@ -624,7 +624,7 @@ def test_what_cannot_be_branched_is_refused(controlled, arguments, message):
 
 
 def test_a_branch_needs_the_same_data_and_the_same_model(controlled):
-    with pytest.raises(LotteryError, match="data differ from those"):
+    with pytest.raises(LotteryError, match="data differ from the data of"):
         lottery.branch(controlled.path, "random_mask", [1], model=build, data=arrays(seed=9), on_event=quietly)
     for wrong in (5, 1.5, "1"):
         passed = {"replicate": wrong, "model": build, "data": arrays()}

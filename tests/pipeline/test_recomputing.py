@@ -219,9 +219,9 @@ def test_models_of_ones_own_are_passed_again(mode, traced_once, tmp_path):
         done.verify(recompute=True)
     with pytest.raises(LotteryError, match="pass it again, in Python"):
         done.verify(recompute=True, data=arrays)
-    with pytest.raises(LotteryError, match="The data differ from those of"):
+    with pytest.raises(LotteryError, match="The data differ from the data of"):
         done.verify(recompute=True, model=build, data=toy_arrays(np.random.default_rng(4)))
-    with pytest.raises(LotteryError, match="The model or a function differs from that of"):
+    with pytest.raises(LotteryError, match="began with another model or function"):
         done.verify(recompute=True, model=lambda: network(keras, activation="softmax"), data=arrays)
 
 
@@ -237,7 +237,7 @@ def test_data_that_are_not_found_are_one_sentence(tmp_path, lottery_command):
     assert refused.returncode == 2 and "There is no data file" in refused.stderr
     assert lottery_command("verify", done.path, "--recompute", "--data", paths[1]).returncode == 0
     refused = lottery_command("verify", done.path, "--recompute", "--data", paths[2])
-    assert refused.returncode == 2 and "The data differ from those of" in refused.stderr
+    assert refused.returncode == 2 and "The data differ from the data of" in refused.stderr
     assert (
         "--data is for --recompute and --retrain only"
         in lottery_command("verify", done.path, "--data", paths[1]).stderr

@@ -168,7 +168,7 @@ def test_the_data_may_lie_in_another_file(tmp_path):
     (found,) = retraining.retrained(path, retraining.chosen(path, 1), Ingredients(data=data), quietly)
     assert found[1] == []
     other = Ingredients(data=(data[0] + 1, *data[1:]))
-    with pytest.raises(LotteryError, match="The data differ from those of"):
+    with pytest.raises(LotteryError, match="The data differ from the data of"):
         list(retraining.retrained(path, retraining.chosen(path, 1), other, quietly))
 
 

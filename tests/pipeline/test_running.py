@@ -500,7 +500,7 @@ def test_other_data_in_the_same_place_are_refused(tmp_path, complete):
     if not complete:
         (store.round_path(run.path, 1, 1) / "round.json").unlink()
     np.savez(tmp_path / "d.npz", x_train=x_train + 1, y_train=y_train, x_test=x_test, y_test=y_test)
-    with pytest.raises(LotteryError, match="data differ from those"):
+    with pytest.raises(LotteryError, match="data differ from the data of"):
         lottery.run(experiment, out=tmp_path, on_event=quietly)
 
 

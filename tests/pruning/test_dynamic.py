@@ -245,7 +245,7 @@ def test_verify_accepts_them_and_finds_what_was_changed(run, tmp_path):
     whole = files.read_json(folder / "round.json")
     last = whole["mask_changes"][-1]
     for changes, why in [
-        (whole["mask_changes"][:-1], "The changes of its masks are not those of rigl."),
+        (whole["mask_changes"][:-1], "The changes of its masks are not the changes of rigl."),
         ([*whole["mask_changes"][:-1], {**last, "num_kept": last["num_kept"] + 1}], "The changes of its masks"),
     ]:
         record = {key: value for key, value in whole.items() if key != "record_sha256"}

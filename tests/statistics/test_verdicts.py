@@ -297,13 +297,13 @@ TIMES_THREE = [[None, 0.70, 0.70], [None, 0.71, 0.71], [None, 0.72, 0.72]]
         ),
         (
             {"ticket": [[0.9, 0.91]]},
-            "1 replicate cannot show that a ticket is winning; in this one, the sparsest that keeps up with dense has "
+            "1 replicate cannot show that a ticket is winning; here, the sparsest that keeps up with dense has "
             "9.1 % of the weights, +1.0 points over dense.",
             "open",
         ),
         (
             {"ticket": [[0.9, 0.8]]},
-            "1 replicate cannot show that a ticket is winning, and in this one none keeps up with dense. The best has "
+            "1 replicate cannot show that a ticket is winning, and here no ticket keeps up with dense. The best has "
             "9.1 % of the weights, −10.0 points against dense.",
             "open",
         ),
@@ -418,7 +418,7 @@ def test_a_lower_loss_is_better_in_words():
     assert (rule.tolerance, verdicts.rule_for(config.Experiment(), 0.1, metric=LOSS).tolerance) == (0.02, 0.1)
     first, *others = sentences_of(losses, dataclasses.replace(rule, margin=0))
     assert first == (
-        "Winning tickets down to 64 % of the weights: there a test loss 1.00 % below that of dense (at most −1.00 %)."
+        "Winning tickets down to 64 % of the weights: there a test loss 1.00 % below the loss of dense (at most −1.00 %)."
     )
     assert len(others) == 1
     controls = tables.controls(Judgement(losses, rule))
@@ -428,11 +428,11 @@ def test_a_lower_loss_is_better_in_words():
     worse = losses.assign(**grown)
     text, tone = headline(worse, rule)
     assert text.startswith(
-        "No winning ticket: the loss of every round is more than 2 % above that of dense. The best has "
+        "No winning ticket: the loss of every round is more than 2 % above the loss of dense. The best has "
     )
     assert tone == text_tables.BAD
     alone = headline(worse[worse["replicate"] == 1], rule).text
-    assert "in this one none keeps up with dense. The best has 80 % of the weights, with a test loss 9" in alone
+    assert "here no ticket keeps up with dense. The best has 80 % of the weights, with a test loss 9" in alone
 
 
 def test_a_dense_loss_of_zero_gives_no_verdict_and_the_sentence_says_why():
