@@ -588,7 +588,7 @@ def test_siblings_of_other_weights_are_refused(copied):
         ((), {"num_points": 2}, "num_points must be .* not 2"),
         ((), {"num_points": 4.5}, "num_points must be a whole number of 3 or more, .* not 4.5"),
         ((), {"replicate": 3}, "replicate must be .* not 3"),
-        ((), {"data": toy_arrays(np.random.default_rng(4), 200, 40)}, "data differ from those"),
+        ((), {"data": toy_arrays(np.random.default_rng(4), 200, 40)}, "data differ from the data"),
     ],
 )  # fmt: skip
 def test_a_wrong_call_is_refused(connected, arguments, options, message):
