@@ -20,8 +20,8 @@ from lottery.models import fingerprint
 from lottery.models.kerases import evaluating
 from lottery.pipeline import building
 from lottery.pipeline.prepared import Ingredients, Prepared
-from lottery.training import compiling, mirrored, schedules
-from lottery.training.compiling import Examined
+from lottery.training import compiling, examining, mirrored, schedules
+from lottery.training.examining import Examined
 from lottery.training.examples import example_batch
 from lottery.training.loop import gains_on_cpu
 
@@ -37,7 +37,7 @@ def identified(prepared: Prepared, ingredients: Ingredients) -> Prepared:
     if mirrored.strategy_of(model) is not None:
         model = building.build_model(prepared.build, building.initial_seed(experiment, 0))
         compiling.compile_model(model, experiment.train, example[0], schedules.step_variable())
-        examined = compiling.examine(model, example)
+        examined = examining.examine(model, example)
     digests: dict[str, str] = {}
     opaque = False
     numbers: list[float] = []
@@ -59,7 +59,7 @@ def of_model(model: Any, examined: Examined, example: Any) -> tuple[str, bool]:
 
     It is also returned if a step has parts that its graph does not show: calls of Python, and tables.
     """
-    steps = [examined.step, *compiling.traced_evaluation(model, example)]
+    steps = [examined.step, *examining.traced_evaluation(model, example)]
     # What a graph does not show counts by what the first steps report.
     opaque = any(fingerprint.is_opaque(step) for step in steps)
     digest = fingerprint.of_parts(
@@ -67,7 +67,7 @@ def of_model(model: Any, examined: Examined, example: Any) -> tuple[str, bool]:
         weights.fingerprint(weights.read_state(model)),
         gains_on_cpu(model),  # decides between compilers, which round differently
         [fingerprint.of_step(model, step) for step in steps],
-        [value.hex() for value in compiling.observe(examined, example)] if opaque else [],
+        [value.hex() for value in examining.observe(examined, example)] if opaque else [],
     )
     return digest, opaque
 
@@ -75,7 +75,7 @@ def of_model(model: Any, examined: Examined, example: Any) -> tuple[str, bool]:
 def of_enforcement(model: Any, enforce: Enforcement, example: Any) -> str:
     """Compute the digest of an enforcement: a training step of the model under it."""
     kept = mask_variables(masks.ones_like(weights.read(model)))
-    step = compiling.traced_under(model, example, kept, enforce)
+    step = examining.traced_under(model, example, kept, enforce)
     return fingerprint.of_parts(fingerprint.of_step(model, step, kept))
 
 
@@ -145,7 +145,7 @@ def observed(examined: Examined, example: Any, opaque: bool, numbers: list[float
     import tensorflow as tf
 
     return {
-        "reported": [*compiling.observe(examined, example), *numbers],
+        "reported": [*examining.observe(examined, example), *numbers],
         "example": [[part.dtype.name, list(part.shape)] for part in tf.nest.flatten(example)],
         "opaque": opaque,
         "num_gpus": len(tf.config.list_physical_devices("GPU")),

@@ -13,7 +13,7 @@ from lottery.errors import LotteryError
 from lottery.masks import Masks
 from lottery.models import graph, optimizers
 from lottery.models.kerases import is_keras, tf
-from lottery.training import compiling, examples, mirrored
+from lottery.training import examining, examples, mirrored
 from lottery.training.records import Classes, Logs
 from lottery.training.settings import Train
 
@@ -33,7 +33,7 @@ class Loop:
     batches: Callable[..., Arguments]  # from seed words and a first step
     evaluations: Mapping[str, Callable[[], Logs]]  # by split, the model's report over every example
     classes: Callable[[], Classes | None]  # of the test examples; see `classifier`
-    examined: compiling.Examined
+    examined: examining.Examined
     longest: int  # of one call of `steps`; a shorter call needs no other trace
     jit_compile: bool
     own: Mapping[str, Any] = field(default_factory=dict)  # variables for checkpoints that no trace knows
@@ -79,7 +79,7 @@ def compile_loop(
     if mirrored.strategy_of(model) is not None:
         mirrored.check(model, data, settings)
         mirrored.skip_together(model)
-    examined = compiling.examine(model, examples.example_batch(data, model))
+    examined = examining.examine(model, examples.example_batch(data, model))
     uses_xla = _uses_xla(model, settings, examined)
     longest = min(LONGEST_CALL, settings.eval_every, settings.num_steps)
     if isinstance(data, Splits):
@@ -101,7 +101,7 @@ def compile_loop(
     return Loop(model, steps, batches, evaluations, classes, examined, longest, uses_xla)
 
 
-def _uses_xla(model: Any, settings: Train, examined: compiling.Examined) -> bool:
+def _uses_xla(model: Any, settings: Train, examined: examining.Examined) -> bool:
     if settings.jit_compile == "auto":
         has_accelerator = bool(tf.config.list_physical_devices("GPU") or tf.config.list_physical_devices("TPU"))
         # XLA compiles for one device.
@@ -118,7 +118,7 @@ def gains_on_cpu(model: Any) -> bool:
     return all(graph.facts_of(name).gains_from_xla for name in names - {"Sequential", "Functional"})
 
 
-def _repeater(model: Any, reported: compiling.Reported) -> Callable[..., Logs]:
+def _repeater(model: Any, reported: examining.Reported) -> Callable[..., Logs]:
     """Make a function that takes steps in the graph and returns the model's metrics, and the means of own reports.
 
     Its arguments are a step as a function of its number, the number of steps, and how many steps `before` this call the
@@ -158,14 +158,14 @@ def _repeater(model: Any, reported: compiling.Reported) -> Callable[..., Logs]:
     return repeat
 
 
-def _training(model: Any, compiled: Any, reported: compiling.Reported, callbacks: Sequence[Any]) -> Callable[..., Logs]:
+def _training(model: Any, compiled: Any, reported: examining.Reported, callbacks: Sequence[Any]) -> Callable[..., Logs]:
     """Make the graph's function that takes steps: of a batch by its number, how many, and how many before them."""
     repeat = _repeater(model, reported)
 
     def take_step(index: Any, batch: Any) -> Logs:
         def on_share(share: Any) -> Logs:
             # If it is not compiled already, it is looked up here: what enforces masks may have replaced it since.
-            logs = compiling.flat((compiled or model.train_step)(share))
+            logs = examining.flat((compiled or model.train_step)(share))
             for callback in callbacks:
                 callback.on_train_batch_end(index, logs)
             return logs
@@ -240,7 +240,7 @@ def _steps_over_stream(train: Callable[..., Logs], make: Callable[[], Any]) -> t
 
 
 def evaluations_of(
-    model: Any, data: Splits | Streams, splits: Collection[str], reported: compiling.Reported
+    model: Any, data: Splits | Streams, splits: Collection[str], reported: examining.Reported
 ) -> dict[str, Callable[[], Logs]]:
     """Make a function for each split, which may be ``"train"``: it returns what a model reports over every example."""
     chosen = {name: getattr(data, name) for name in splits}
@@ -252,7 +252,7 @@ def evaluations_of(
     }
 
 
-def _over_arrays(model: Any, scaled: Callable[[Any], Any], reported: compiling.Reported) -> Callable[[Any, Any], Logs]:
+def _over_arrays(model: Any, scaled: Callable[[Any], Any], reported: examining.Reported) -> Callable[[Any, Any], Logs]:
     """Make a function of examples and labels; splits of one size share a trace."""
     fixed, num_devices, repeat = examples.fixed_batch(model), mirrored.num_devices(model), _repeater(model, reported)
     test_step = _test_step(model, reported)
@@ -286,16 +286,16 @@ def _over_arrays(model: Any, scaled: Callable[[Any], Any], reported: compiling.R
     return evaluate
 
 
-def _test_step(model: Any, reported: compiling.Reported) -> Callable[[Any], Logs]:
+def _test_step(model: Any, reported: examining.Reported) -> Callable[[Any], Logs]:
     """Make the graph's function that evaluates a batch, on all devices, and returns what the model reports of it."""
 
     def on_share(share: Any) -> Logs:
-        return compiling.flat(model.test_step(share))
+        return examining.flat(model.test_step(share))
 
     return lambda batch: mirrored.run(model, on_share, batch, reported.own)
 
 
-def _over_stream(model: Any, make: Callable[[], Any], reported: compiling.Reported) -> Callable[[], Logs]:
+def _over_stream(model: Any, make: Callable[[], Any], reported: examining.Reported) -> Callable[[], Logs]:
     """Make a function that evaluates a model on a data set."""
     # The last batch is often smaller than the others; by this, a second trace takes batches of any size.
     test_step = tf.function(_test_step(model, reported), reduce_retracing=True, autograph=False)
@@ -315,7 +315,7 @@ def _over_stream(model: Any, make: Callable[[], Any], reported: compiling.Report
     return evaluate
 
 
-def classifier(model: Any, data: Splits | Streams, reported: compiling.Reported) -> Callable[[], Classes | None]:
+def classifier(model: Any, data: Splits | Streams, reported: examining.Reported) -> Callable[[], Classes | None]:
     """Make a function that returns the class that a model predicts for each test example: its highest output.
 
     The function returns None where the accuracy is not that of one class for each example of an array: for a data set,
