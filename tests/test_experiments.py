@@ -8,8 +8,10 @@ from concurrent import futures
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import typer
+from scipy import stats
 from typer.testing import CliRunner
 
 import lottery
@@ -47,6 +49,23 @@ def command(monkeypatch, tmp_path):
 def test_each_published_experiment_has_a_preset():
     assert len(NAMES) == 14
     assert {path.stem for path in EXPERIMENTS.glob("*.toml")} | {"mnist1d"} == set(NAMES)
+
+
+def test_the_figure_and_the_table_of_conv_4_have_the_same_numbers():
+    page = (EXPERIMENTS.parent / "docs" / "reproductions.md").read_text().replace("−", "-")
+    rows = pd.read_csv(EXPERIMENTS / "conv_4_cifar10.csv")
+    tickets = rows[rows["branch"] == "ticket"]
+    values = 100 * tickets.pivot(index="replicate", columns="round", values="early_stop_test_accuracy")
+    steps = tickets.pivot(index="replicate", columns="round", values="early_stop_step")
+    for number, line in values.iterrows():
+        cells = [f"{value:.2f} %, {steps.loc[number, index]:,}" for index, value in line.items()]
+        gains = [f"{value:+.2f}" for value in (line - line[0])[1:]]
+        pairs = [cell for pair in zip(cells[1:], gains, strict=True) for cell in pair]
+        assert " | ".join([f"| {number}", cells[0], *pairs]) in page
+    gains = values.sub(values[0], axis=0).drop(columns=0)
+    half = stats.t.ppf(0.975, 2) * gains.sem()
+    ends = [f"{low:+.2f} to {high:+.2f}" for low, high in zip(gains.mean() - half, gains.mean() + half, strict=True)]
+    assert f"| 95 % interval | | | {' | | '.join(ends)} |" in page
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -34,10 +34,10 @@ every_page = pytest.mark.parametrize("page", PAGES)
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.M | re.S)
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```\n", re.M | re.S)
 END = "=== end of a block ==="
-NO_PYTHON = {"docs/commands.md", "docs/glossary.md", "docs/index.md", "docs/reproductions.md", "docs/speed.md"}
+NO_PYTHON = {"docs/commands.md", "docs/glossary.md", "docs/index.md", "docs/speed.md"}
 TRACKERS = "docs/logging.md"  # it needs a tracker, which is not installed for tests
 # Pages that only look at runs say that this needs no TensorFlow.
-NO_TENSORFLOW = {"docs/concepts.md", "docs/metrics.md", "docs/files.md", "docs/seeing.md"}
+NO_TENSORFLOW = {"docs/concepts.md", "docs/metrics.md", "docs/files.md", "docs/reproductions.md", "docs/seeing.md"}
 # The default run, which pages look at; `small_run` stands in for it, and its last round for any later one.
 RUN, LAST_ROUND = store.run_path("runs", config.load()), 3
 # A command that reads what these make with it needs no training, no model and no data.
@@ -54,8 +54,9 @@ SHELL = "set -u\n" + "".join(f"""{one}() {{ printf '%s\\x1f' {one} "$@"; printf 
 
 @pytest.fixture
 def here(small_run, tmp_path):
-    """A folder that has the run that pages look at."""
+    """A folder that has the run that pages look at, and the measured numbers of the repository."""
     shutil.copytree(small_run.path, tmp_path / RUN)
+    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     return tmp_path
 
 
