@@ -242,6 +242,13 @@ def test_every_round_of_a_control_is_compared():
     assert set(beside({"ticket": TICKET[:2], "untrained": control[:1]}, "untrained").values()) == {"?"}
 
 
+def test_the_first_sentence_of_undecided_rounds_is_about_one_that_keeps_up():
+    judgement = Judgement(made_up({"ticket": [[0.9, 0.91, 0.91], [0.9, 0.90, 0.85], [0.9, 0.92, 0.93]]}))
+    assert judgement.rounds["verdict"].tolist() == ["?", "?"]
+    said = headline(judgement.rows).text
+    assert "The sparsest ticket that keeps up with dense by the mean has 80 % of the weights, +1.0 points" in said
+
+
 def test_other_measures():
     rows = made_up({"ticket": TICKET})
     rows["early_stop_step"] = 1000 - 100 * rows["round"] + rows["replicate"]
@@ -280,7 +287,8 @@ TIMES_THREE = [[None, 0.70, 0.70], [None, 0.71, 0.71], [None, 0.72, 0.72]]
         (
             {"ticket": [[0.9, 0.91], [0.9, 0.90], [0.9, 0.92]]},
             "No winning ticket is shown: 3 replicates are too few to decide; about 16 would be needed. The "
-            "sparsest undecided ticket has 9.1 % of the weights, +1.0 points over dense (95 % interval −1.5 to +3.5, 3 replicates).",
+            "sparsest ticket that keeps up with dense by the mean has 9.1 % of the weights, +1.0 points over dense (95 % "
+            "interval −1.5 to +3.5, 3 replicates).",
             "open",
         ),
         (
@@ -291,8 +299,8 @@ TIMES_THREE = [[None, 0.70, 0.70], [None, 0.71, 0.71], [None, 0.72, 0.72]]
         ),
         (
             {"ticket": [[0.9, 0.91], [0.9, 0.91]]},
-            "No winning ticket is shown: 2 replicates are too few to decide. The sparsest undecided ticket has "
-            "9.1 % of the weights, +1.0 points over dense (in each of 2 replicates).",
+            "No winning ticket is shown: 2 replicates are too few to decide. The sparsest ticket that keeps up "
+            "with dense by the mean has 9.1 % of the weights, +1.0 points over dense (in each of 2 replicates).",
             "open",
         ),
         (
