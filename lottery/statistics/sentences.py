@@ -210,7 +210,7 @@ def _nearest(rounds: Table, rule: Rule) -> Headline:
         if rule.metric.is_loss:
             lost = f"the loss of every round is more than {_tolerance(rule)} above the loss of dense"
         return Headline(f"No {rule.word} ticket: {lost}. The best has {_in_words(_best(rounds), rule)}.", BAD)
-    # A sparser one with a lower mean may be undecided too.
+    # A sparser ticket with a lower mean may be undecided too.
     nearest = "The sparsest ticket that keeps up with dense by the mean"
     line = verdicts.sparsest(undecided[undecided["mean"] >= rule.bound])
     if line is None:

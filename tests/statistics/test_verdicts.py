@@ -242,7 +242,7 @@ def test_every_round_of_a_control_is_compared():
     assert set(beside({"ticket": TICKET[:2], "untrained": control[:1]}, "untrained").values()) == {"?"}
 
 
-def test_the_first_sentence_of_undecided_rounds_is_about_one_that_keeps_up():
+def test_the_first_sentence_of_undecided_rounds_is_about_a_ticket_that_keeps_up():
     judgement = Judgement(made_up({"ticket": [[0.9, 0.91, 0.91], [0.9, 0.90, 0.85], [0.9, 0.92, 0.93]]}))
     assert judgement.rounds["verdict"].tolist() == ["?", "?"]
     said = headline(judgement.rows).text
