@@ -381,6 +381,15 @@ def test_other_streams_are_another_run(tmp_path):
     assert store.run_path(tmp_path, other) != first
 
 
+def test_a_batch_size_beside_a_stream_of_other_batches_is_said_to_have_no_effect():
+    def said(size):
+        notes = prepared(build_dropout, streams(), {"train": {"batch_size": size}}).notes
+        return [note for note in notes if "batch_size" in note]
+
+    assert said(5) == ["train.batch_size = 5 has no effect: the tf.data.Dataset has batches of 16 examples."]
+    assert said(16) == said(60) == []  # the size of the batches, and the default
+
+
 def test_a_shuffle_without_a_seed_is_repeated_by_a_resume(tmp_path):
     path = run(build_dropout, tmp_path, streams(shuffle=True)).path
     whole = final_bits(path)
