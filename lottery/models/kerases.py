@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import os
 import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,13 @@ else:
             return getattr(importlib.import_module(self._name), attribute)
 
     tf = _Later("tensorflow")
+
+
+def num_threads() -> int:
+    """Return TensorFlow's number of threads."""
+    # By itself TensorFlow takes all cores that the process may run on, whatever a container's limit.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return tf.config.threading.get_intra_op_parallelism_threads() or cores
 
 
 def is_keras(thing: Any, libraries: Collection[str] = LIBRARIES) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 from lottery import config, files, weights
 from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
-from lottery.models import architecture, multiply_adds, networks
+from lottery.models import architecture, kerases, multiply_adds, networks
 from lottery.models.kerases import keras_of, tf
 from lottery.pipeline import onednn
 from lottery.pipeline.prepared import Prepared
@@ -236,13 +236,9 @@ def _versions() -> dict[str, Any]:
 
 
 def num_threads() -> int:
-    """Return TensorFlow's number of threads."""
+    """Return TensorFlow's number of threads, without what it prints when it is imported."""
     with _quiet():
-        import tensorflow as tf
-
-    # By itself TensorFlow takes all cores that the process may run on, whatever a container's limit.
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return tf.config.threading.get_intra_op_parallelism_threads() or cores
+        return kerases.num_threads()
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """What the sparse engine reads from a compiled Keras model, or why it cannot train it."""
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -150,6 +151,11 @@ class Network:
     def of_images(self) -> bool:
         """True if it has convolutions."""
         return any(operation.kind != "dense" for operation in self.linear)
+
+    @property
+    def num_normalised(self) -> int:
+        """The number of values of an example that batch normalisation writes."""
+        return sum(math.prod(self.tensors[each.target]) for each in self.operations if isinstance(each, Normalisation))
 
     def clip(self) -> None:
         """Make each relu part of the normalisation or the sum before it, if nothing else reads that, or else a term."""

@@ -151,7 +151,7 @@ def test_a_branch_of_a_round_that_is_gone_is_no_stored_network(forged, lottery_c
 def test_an_error_names_the_run_and_not_its_copy(run):
     x, y = load_digits(return_X_y=True)
     data = (x[:1000], y[:1000], x[1000:], y[1000:])
-    with pytest.raises(LotteryError, match=re.escape(f"those of {str(run.path)!r}")):
+    with pytest.raises(LotteryError, match=re.escape(f"the data of {str(run.path)!r}")):
         list(retraining.retrained(run.path, retraining.chosen(run.path, 1), Ingredients(data=data), quietly))
 
 

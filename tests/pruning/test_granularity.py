@@ -263,7 +263,7 @@ def test_a_block_that_is_no_pair_is_refused_in_one_sentence():
         ({"granularity": "n_of_m", "n_of_m": [4, 4]}, r"prune.n_of_m must be \[n, m\] with n below m, not \[4, 4\]"),
         ({"norm": "l2"}, r'prune.norm pools .*must be "unit" or "channel" or "block", not "weight"'),
         ({"granularity": "unit", "norm": "l3"}, "prune.norm must be 'l1', 'l2' or 'max', not 'l3'"),
-        ({"granularity": "unit", "norm": "l2", "criterion": "small_final"}, "those of small_final have signs"),
+        ({"granularity": "unit", "norm": "l2", "criterion": "small_final"}, "scores of small_final have signs"),
         ({"granularity": "channel", "criterion": "synflow"}, "synflow ranks single entries"),
         ({"granularity": "channel", "allocation": "erk"}, 'prune.allocation = "erk" divides entries'),
         *(

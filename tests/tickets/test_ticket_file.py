@@ -346,7 +346,7 @@ def test_types_that_cannot_be_written_are_named():
 
 def test_a_format_of_the_future_is_named():
     content = forge(SEEDS["keras"], lambda record: record.update(format=3, more={"new": 1}))
-    why = "it has format 3, and this version of lottery reads up to 2; install a newer one"
+    why = "it has format 3, and this version of lottery reads up to 2; install a newer version"
     with pytest.raises(TicketError, match=why):
         unpacked(content)
     with pytest.raises(TicketError, match="format"):

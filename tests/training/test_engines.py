@@ -181,6 +181,21 @@ def test_auto_counts(monkeypatch):
     assert one.engine({})[1] == "compiled"  # nothing is pruned
 
 
+@pytest.mark.parametrize(("num_threads", "share"), [(1, 0.6 + 80 * 36 * 64 / 670_464), (2, 0.6)])
+def test_on_one_thread_normalised_values_leave_more_to_the_sparse_engine(monkeypatch, num_threads, share):
+    keras, size = importlib.import_module("keras"), (6, 6, 32)
+    convolution, normalisation = keras.layers.Conv2D(64, 3, padding="same"), keras.layers.BatchNormalization()
+    last = [keras.layers.Flatten(), keras.layers.Dense(3)]
+    model = keras.Sequential([keras.Input(size), convolution, normalisation, *last])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    network, kernel = reading.read(model), weights.read(model)["conv2d/kernel"]
+    monkeypatch.setattr(engines, "num_threads", lambda: num_threads)
+    most = int((share * 670_464 - 6_912) / 36)
+    for num, chosen in (most, "sparse"), (most + 1, "compiled"):
+        kept = {"conv2d/kernel": (np.arange(kernel.size) < num).reshape(kernel.shape)}
+        assert engines.choose(network, Train(engine="auto"), kept)[0] == chosen
+
+
 def compiled_network(settings=None, **keys):
     return lambda library: network(library, **{"optimizer": "adam"} | keys)
 
