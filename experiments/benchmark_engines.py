@@ -16,7 +16,8 @@ Other options measure something else instead. They can be combined:
   augmentation, on random images of the shape of CIFAR-10. Its masks are of the initial weights, pruned by magnitude as
   the experiment prunes; or with `--run` those of a run of this network, with the weights that its rounds start from.
   GFLOP/s are the products and sums of the weights that are kept, divided by the time of the whole step;
-  `limits_of_tiles.py` prints how many the processor reaches at best;
+  `limits_of_tiles.py` prints how many the processor reaches at best. With `--processor` it is the time of the
+  processor, which other programs disturb less;
 - `--whole`: the README's MNIST experiment, with both controls, as whole `lottery run` commands with
   `train.engine = "compiled"` and `"auto"` in turns: seconds of the commands, and of the sparsest ten rounds;
 - `--original`: a network of five small dense layers (softsign, with a tanh output) on made-up data, in the same way:
@@ -142,6 +143,9 @@ NetworkSteps = Annotated[
 Network = Annotated[
     str, typer.Option("--network", help="Measure steps of the network of a built-in experiment.", metavar="EXPERIMENT")
 ]
+Processor = Annotated[
+    bool, typer.Option("--processor", help="With --network: the time of the processor, not of the clock.")
+]
 Whole = Annotated[bool, typer.Option("--whole", help="Measure whole runs of the README's MNIST experiment.")]
 Original = Annotated[bool, typer.Option("--original", help="Measure whole runs of a small network with softsign.")]
 Agreement = Annotated[bool, typer.Option("--agreement", help="Compare the accuracies that the engines reach.")]
@@ -155,6 +159,7 @@ def main(
     steps: Steps = 917,
     threads: Threads = 1,
     network: Network = "",
+    processor: Processor = False,
     whole: Whole = False,
     original: Original = False,
     agreement: Agreement = False,
@@ -176,7 +181,7 @@ def main(
         if network and (whole or agreement):
             words = [*of_threads, *image_words(network, data_file, Path(folder))]
         if network and not (whole or agreement):
-            settings = network, run, threads, wanted, repetitions, steps
+            settings = network, run, threads, wanted, repetitions, steps, processor
             results["network"] = found = in_fresh_process(measure_network, *settings)
             print_network(console, found, f"{network}; turns: {repetitions}, steps per turn: {steps}")
         if not (network or whole or original or agreement):
@@ -264,13 +269,27 @@ def measure_engines(
 
 
 def measure_network(
-    name: str, run: Path | None, threads: int, densities: Iterable[float], repetitions: int, steps: int
+    name: str, run: Path | None, threads: int, densities: Iterable[float], repetitions: int, steps: int, processor: bool
 ) -> dict[str, Any]:
     """Measure steps of both engines on a network of the field, in a process of its own."""
     environment.use_threads(threads)
     with contextlib.ExitStack() as stack:
         contestants, operations = network_contestants(stack, name, (None, *densities), run)
+        if processor:
+            contestants = {name: on_processor(contestant) for name, contestant in contestants.items()}
         return {**measure_steps(contestants, repetitions, steps), "operations": operations}
+
+
+def on_processor(contestant: Contestant) -> Contestant:
+    """Make a contestant that measures the time of the processor, of all threads together."""
+
+    def run(num_steps: int) -> tuple[float, float]:
+        began = time.process_time()
+        contestant(num_steps)
+        seconds = time.process_time() - began
+        return seconds, seconds
+
+    return run
 
 
 def network_contestants(
