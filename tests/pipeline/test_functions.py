@@ -75,7 +75,7 @@ def test_both_give_the_bits_of_the_names_and_work_everywhere(tmp_path):
     assert done == run and "random_mask" in set(run.table()["branch"]) and is_right(run)
     with pytest.raises(LotteryError, match=r"run.enforcement = \"given\" stands for a function"):
         lottery.branch(run.path, "random_mask", [1], model=build_dropout, data=ARRAYS, on_event=quietly)
-    with pytest.raises(LotteryError, match="The model or a function differs"):
+    with pytest.raises(LotteryError, match="began with another model or function"):
         other = {"enforcement": enforcement.constraint, "on_event": quietly}
         lottery.branch(run.path, "random_mask", [1], model=build_dropout, data=ARRAYS, **other)
 

@@ -247,7 +247,7 @@ def test_what_is_passed_with_the_folder_of_a_complete_run_is_compared(tmp_path):
     with pytest.raises(LotteryError, match="The data differ"):
         lottery.run(run.path, model=build_dropout, data=(arrays[0] + 1, *arrays[1:]), on_event=quietly)
     other = small_network
-    with pytest.raises(LotteryError, match="The model or a function differs"):
+    with pytest.raises(LotteryError, match="began with another model or function"):
         lottery.run(run.path, model=other, data=arrays, on_event=quietly)
 
 
