@@ -19,7 +19,6 @@ from lottery.pipeline.prepared import Ingredients, Prepared
 from lottery.pruning import branches
 from lottery.training import engines, mirrored
 from lottery.training.records import ACCURACIES
-from lottery.training.settings import Train
 
 _BRIGHTEST = 255  # the largest value of a pixel of one byte
 _DIM = 100  # no pixel of an unscaled data set is brighter than this only if all images are dark
@@ -75,7 +74,7 @@ def notes(prepared: Prepared, ingredients: Ingredients, inputs: Any) -> Iterator
     yield from prepared.data.notes
     if isinstance(prepared.data, Streams):
         size, wanted = tf.nest.flatten(inputs)[0].shape[0], experiment.train.batch_size
-        if wanted not in (size, Train().batch_size):
+        if wanted not in (size, config.Experiment().train.batch_size):
             yield f"train.batch_size = {wanted} has no effect: the tf.data.Dataset has batches of {size} examples."
     if ingredients.data is not None and isinstance(prepared.data, Splits) and prepared.data.train.x.dtype == np.uint8:
         how = f'data.pixels = "{experiment.data.pixels}"'
