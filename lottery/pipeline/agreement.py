@@ -38,7 +38,7 @@ def agreed(run: Path, experiment: config.Experiment, prepared: Prepared) -> list
         elsewhere, said = compared(run, prepared)
         if said:
             return [said]
-    why = f", or {elsewhere} makes it so" if elsewhere else ""
+    why = f", or {elsewhere} makes it look so" if elsewhere else ""
     raise LotteryError(
         f"{str(run)!r} began with another model or function{why}. Pass the model and the functions that it began with."
     )

@@ -321,7 +321,7 @@ def grouped(how: Granularity, shapes: Shapes, removable: Sequence[Units] = ()) -
     if not found.shapes:
         raise LotteryError(
             f'prune.granularity = "{how.name}": the model has no {how.name} that can be removed; the output '
-            "layer keeps all of its own."
+            f"layer keeps every {how.name}."
         )
     return found
 

@@ -142,7 +142,7 @@ def _check_ticket(model: Any, masks: Masks, state: dict[str, np.ndarray], form: 
             number = "no fixed" if tensors is None else len(tensors)
             raise LotteryError(
                 f"The model {model.name!r} has {number} {what}, and the form {form!r} takes Sequential and functional "
-                f'models with one {what[:-1]}; use the form "saved_model".'
+                f'models with one {what.removesuffix("s")}; use the form "saved_model".'
             )
 
 
