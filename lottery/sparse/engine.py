@@ -60,11 +60,13 @@ class Engine:
         self.own = {"sparse/sums": self._sums}
         self._following: Callable[[int], np.ndarray] | None = None
         self._drawn: Crops = _no_crops((), 0)
+        self._predicted: np.ndarray | None = None  # the class of each test example, until the weights change
         # What does not depend on masks is made once: it is large, and the pages of new memory are slow to touch.
         self._values = [_aligned(self._packer.size) for _ in range(2)]
 
     def begin(self, kept: Masks, seed: tuple[int, ...] | None = None, step: int = 0) -> None:
         """Read the weights, the optimizer's slots and its count of steps from the model, under masks."""
+        self._predicted = None
         # Without a seed, a network is only evaluated, or its masks change within a training, whose batches go on.
         if seed is not None:
             num_examples = len(self._splits["train"].x)
@@ -106,7 +108,10 @@ class Engine:
 
     def evaluate(self, split: str) -> Logs:
         """Return loss and accuracy over every example of a split."""
-        return self._evaluated(split)[0]
+        logs, classes = self._evaluated(split)
+        if split == "test":
+            self._predicted = classes
+        return logs
 
     def change(self, before: Masks, kept: Masks) -> None:
         """Continue under other masks: write the model, change it there, and read it again."""
@@ -119,7 +124,7 @@ class Engine:
     def advance(self, num_steps: int, before: int = 0) -> Logs:
         """Take steps; return loss and accuracy over these and as many steps before."""
         assert self._following is not None, "begin was called without a seed"
-        positions = self._following(num_steps)
+        positions, self._predicted = self._following(num_steps), None
         counts = np.arange(self._step + 1, self._step + len(positions) + 1)
         own = self.model.optimizer
         rates = self._rates(counts - 1)
@@ -140,7 +145,9 @@ class Engine:
             return None
         # The smallest type that holds every class: each network stores one of these for each test example.
         kind = np.min_scalar_type(self.model.output_shape[-1] - 1)
-        return self._labels.reshape(-1).astype(kind), self._evaluated("test")[1].astype(kind)
+        if self._predicted is None:
+            self._predicted = self._evaluated("test")[1]
+        return self._labels.reshape(-1).astype(kind), self._predicted.astype(kind)
 
     def _evaluated(self, part: str) -> tuple[Logs, np.ndarray]:
         num, num_lanes = len(self._splits[part].x), self._packer.num_blocks * kernels.WIDTH

@@ -16,7 +16,7 @@ from lottery.models import optimizers
 from lottery.training import engines
 from lottery.training.checkpoints import Checkpointer, TrainingState
 from lottery.training.engines import Engine
-from lottery.training.records import ACCURACY_ROUNDING, MetricsRow, Span, Trained, loss_and_accuracy
+from lottery.training.records import ACCURACY_ROUNDING, Classes, MetricsRow, Span, Trained, loss_and_accuracy
 
 # About how long a call of an engine lasts. Between calls progress is shown, NaN is noticed, checkpoints are written,
 # and a run can be stopped. The bits do not depend on where steps are cut into calls.
@@ -161,27 +161,18 @@ class Course:
         optimizers.finalize(self.model)
         final = weights.read_state(self.model)
         self._check(final)
-        stopped_at = int(state.summary["early_stop_step"])
-        test = {step: (loss, accuracy) for step, split, loss, accuracy in state.metrics if split == "test"}
-        if self.last not in test:
-            test[self.last] = self._measured("test", self.last)
-        # After the last step, since it leaves the model at other weights.
-        earlier = {stopped_at: state.best}
+        steps = {"early_stop": int(state.summary["early_stop_step"]), "final": self.last}
+        states = {self.last: final, steps["early_stop"]: state.best}
         if state.budget:
-            earlier[int(state.budget_summary["budget_step"])] = state.budget
-        for step, variables in earlier.items():
-            if step not in test:
-                weights.assign(self.model, variables)
-                self.engine.begin(self.kept)
-                test[step] = self._measured("test", step)
-        summary = state.summary | _named("early_stop_test", test[stopped_at]) | _named("final_train", state.trained)
-        summary |= _named("final_val", state.validation) | _named("final_test", test[self.last])
-        # After everything that is evaluated, so that no metric depends on it.
-        states = {"early_stop": state.best, "final": final}
+            steps["budget"] = int(state.budget_summary["budget_step"])
+            states[steps["budget"]] = state.budget
+        test, classes = self._tested(states)
+        summary = state.summary | _named("early_stop_test", test[steps["early_stop"]])
+        summary |= _named("final_train", state.trained) | _named("final_val", state.validation)
+        summary |= _named("final_test", test[self.last])
         if state.budget:
-            summary |= state.budget_summary | _named("budget_test", test[int(state.budget_summary["budget_step"])])
-            states["budget"] = state.budget
-        predictions = self._predictions(states, summary)
+            summary |= state.budget_summary | _named("budget_test", test[steps["budget"]])
+        predictions = _predictions({name: classes[step] for name, step in steps.items()}, summary)
         engine: dict[str, Any] = {"engine": self.chosen[0], "engine_reason": self.chosen[1]}
         if state.difference is not None:
             engine |= {"engine_difference": state.difference}
@@ -298,21 +289,39 @@ class Course:
             if weights.is_trained(self.model, variable) and not np.isfinite(final[name]).all():
                 raise LotteryError(f"{name} has values that are not finite after training; try a lower learning rate.")
 
-    def _predictions(
-        self, states: Mapping[str, Weights], summary: Mapping[str, float | int]
-    ) -> dict[str, np.ndarray] | None:
-        """Predict the class of each test example in two states; None if that does not give their accuracies."""
-        predictions: dict[str, np.ndarray] = {}
-        for name, state in states.items():
-            classes = self.trainer.at(state, self.kept).classes()
-            if classes is None:
-                return None
-            predictions["label"], predictions[name] = classes
-            # What a model calls accuracy may be another metric, such as that of the five highest outputs.
-            accuracy = np.mean(classes[0] == classes[1])
-            if not abs(accuracy - summary[f"{name}_test_accuracy"]) <= ACCURACY_ROUNDING:  # of NaN, too
-                return None
-        return predictions
+    def _tested(
+        self, states: Mapping[int, Weights]
+    ) -> tuple[dict[int, tuple[float, float]], dict[int, Classes | None]]:
+        """Measure states of the network on the test set, and predict the class of each example; both by step.
+
+        The last step, where the model is, comes first: others leave the model at other weights.
+        """
+        measured = {step: (loss, accuracy) for step, split, loss, accuracy in self.state.metrics if split == "test"}
+        classes = {}
+        for step, variables in states.items():
+            if step != self.last:
+                weights.assign(self.model, variables)
+                self.engine.begin(self.kept)
+            if step not in measured:
+                measured[step] = self._measured("test", step)
+            classes[step] = self.engine.classes()
+        return measured, classes
+
+
+def _predictions(
+    classes: Mapping[str, Classes | None], summary: Mapping[str, float | int]
+) -> dict[str, np.ndarray] | None:
+    """Collect the predicted classes of each state with the labels; None if they do not give its accuracy."""
+    predictions: dict[str, np.ndarray] = {}
+    for name, found in classes.items():
+        if found is None:
+            return None
+        predictions["label"], predictions[name] = found
+        # What a model calls accuracy may be another metric, such as that of the five highest outputs.
+        accuracy = np.mean(found[0] == found[1])
+        if not abs(accuracy - summary[f"{name}_test_accuracy"]) <= ACCURACY_ROUNDING:  # of NaN, too
+            return None
+    return predictions
 
 
 def _named(prefix: str, values: tuple[float, float]) -> dict[str, float | int]:
