@@ -60,7 +60,7 @@ def _run(values: Any, offsets: Any, inputs: Any, outputs: Any, num: int) -> None
         for row in range(offsets.shape[0]):
             kernels._tile_of_outputs(
                 values, offsets[row], 0, values.size, FORM, inputs, 0, 0, outputs, 0, 0, kernels.WIDTH,
-                np.float32(0), False,
+                np.float32(0), False, kernels.UNCLIPPED, outputs, 0,
             )  # fmt: skip
 
 

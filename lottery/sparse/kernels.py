@@ -12,7 +12,7 @@ import functools
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,6 +40,9 @@ FORMS = [
     (size, groups, step) for size, steps in STEPS.items() for groups in STEPS if size * groups <= TILE for step in steps
 ]
 
+# What a tile of outputs makes zero: nothing, what is below zero, or what is where a relu's results are not above zero.
+CLIPS = UNCLIPPED, BELOW_ZERO, BY_RESULTS = range(3)
+
 # Functions in a tuple work; numba says that their interface may change.
 warnings.filterwarnings("ignore", category=NumbaExperimentalFeatureWarning)
 
@@ -62,15 +65,15 @@ class _Writer:
     def __init__(self, builder: Any) -> None:
         self.builder = builder
 
-    def forms(self, chosen: Any) -> Iterator[tuple[int, int, int]]:
-        """Yield each of `FORMS`, in a place of its own that is reached if it is the chosen one."""
+    def cases(self, chosen: Any, cases: Sequence[Any]) -> Iterator[Any]:
+        """Yield each case, in a place of its own that is reached if its number is the chosen one."""
         after = self.builder.append_basic_block("after")
         switch = self.builder.switch(chosen, after)
-        for number, form in enumerate(FORMS):
-            block = self.builder.append_basic_block(f"form{number}")
+        for number, case in enumerate(cases):
+            block = self.builder.append_basic_block(f"case{number}")
             switch.add_case(_LONG(number), block)
             self.builder.position_at_end(block)
-            yield form
+            yield case
             self.builder.branch(after)
         self.builder.position_at_end(after)
 
@@ -191,14 +194,16 @@ def _operation(write: Callable[..., Any]) -> Any:
 @_operation
 def _tile_of_outputs(
     writer: _Writer, values: Any, offsets: Any, begin: Any, end: Any, form: Any, source: Any, read_at: Any,
-    read_group: Any, target: Any, write_at: Any, write_group: Any, write_step: Any, start: Any, adds: Any,
+    read_group: Any, target: Any, write_at: Any, write_group: Any, write_step: Any, start: Any, adds: Any, clips: Any,
+    results: Any, results_at: Any,
 ) -> None:  # fmt: skip
     """Write a tile of outputs: to a number, or with `adds` to what is there, add the products of a list of weights.
 
-    Eight sums stay in registers. Each weight is read once, and multiplies eight vectors in turn.
+    Eight sums stay in registers. Each weight is read once, and multiplies eight vectors in turn. What `clips` says is
+    one of `CLIPS`: the results of a relu, by which its gradients are clipped, lie as the outputs do.
     """
     builder = writer.builder
-    for own in writer.forms(form):
+    for own in writer.cases(form, FORMS):
         sums = [cgutils.alloca_once(builder, _VECTOR) for _ in range(own[0] * own[1])]
         outputs = writer.places(own, target, write_at, write_group, write_step)
         with builder.if_else(adds) as (adding, anew):
@@ -215,22 +220,38 @@ def _tile_of_outputs(
             for total, read in zip(sums, inputs, strict=True):
                 product = writer.multiply_add(weight, writer.load(read), builder.load(total))
                 builder.store(product, total)
-        for total, output in zip(sums, outputs, strict=True):
-            writer.store(builder.load(total), output)
+        for clipped in writer.cases(clips, CLIPS):
+            relus = writer.places(own, results, results_at, write_group, write_step)
+            for total, output, relu in zip(sums, outputs, relus, strict=True):
+                made = builder.load(total)
+                if clipped == BELOW_ZERO:
+                    made = writer.above_zero(made, made)
+                elif clipped == BY_RESULTS:
+                    made = writer.above_zero(writer.load(relu), made)
+                writer.store(made, output)
 
 
 @_operation
 def _tile_of_gradients(
     writer: _Writer, cells: Any, offsets: Any, begin: Any, end: Any, form: Any, source: Any, read_at: Any,
-    read_group: Any, slopes: Any, slope_at: Any, slope_group: Any, first_cell: Any, is_single: Any,
+    read_group: Any, slopes: Any, slope_at: Any, slope_group: Any, first_cell: Any, bias_cell: Any, is_single: Any,
 ) -> None:  # fmt: skip
-    """Add a tile's part of the gradients of a list of weights, each to a cell of its own.
+    """Add a tile's part of the gradients of a list of weights, and of their bias if it has a cell, each to its cell.
 
     The gradients of the tile's outputs stay in registers. A cell is a vector, whose lanes are added up at the end of
     the batch; where an image has a single pixel there are few tiles, and a cell is a number (`is_single`).
     """
     builder = writer.builder
-    for own in writer.forms(form):
+
+    def add_number(vector: Any, number: Any) -> None:
+        cell = writer.at(cells, number)
+        builder.store(builder.fadd(builder.load(cell), writer.sum(vector)), cell)
+
+    def add_vector(vector: Any, number: Any) -> None:
+        cell = writer.vector(cells, builder.mul(number, _LONG(WIDTH)))
+        writer.store(builder.fadd(writer.load(cell), vector), cell)
+
+    for own in writer.cases(form, FORMS):
         factors = [writer.load(place) for place in writer.places(own, slopes, slope_at, slope_group, 1)]
 
         def products(offset: Any, own: Any = own, factors: Any = factors) -> Any:
@@ -244,14 +265,12 @@ def _tile_of_gradients(
 
         # Only tiles of one neighbour are of images of a single pixel.
         with builder.if_else(is_single if own[0] == 1 else ir.Constant(ir.IntType(1), 0)) as (single, several):
-            with single:
-                for place, offset in writer.weights(begin, end, offsets):
-                    cell = writer.at(cells, builder.add(first_cell, place))
-                    builder.store(builder.fadd(builder.load(cell), writer.sum(products(offset))), cell)
-            with several:
-                for place, offset in writer.weights(begin, end, offsets):
-                    cell = writer.vector(cells, builder.add(first_cell, builder.mul(place, _LONG(WIDTH))))
-                    writer.store(builder.fadd(writer.load(cell), products(offset)), cell)
+            for branch, add in (single, add_number), (several, add_vector):
+                with branch:
+                    with builder.if_then(builder.icmp_signed(">=", bias_cell, _LONG(0))):
+                        add(functools.reduce(builder.fadd, factors), bias_cell)
+                    for place, offset in writer.weights(begin, end, offsets):
+                        add(products(offset), builder.add(first_cell, place))
 
 
 @_operation
@@ -725,7 +744,7 @@ def _columns(integers: str, singles: str = "", doubles: str = "") -> np.dtype:
 # `slopes_block`; 0 where all blocks take turns in one place. `writer` is the normalisation that writes such values anew
 # before the gradients of weights read them.
 OPERATION = _columns(
-    "kind source target adds source_needed source_adds first_weight last_weight bias first_pass last_pass cells "
+    "kind source target adds source_needed source_adds source_clips first_weight last_weight bias first_pass last_pass cells "
     "is_single writer function gamma beta channel is_unbiased clips height width down right top left",
     singles="epsilon stays moves",  # of moving statistics, the shares that stay and that come from the batch
     doubles="l1 l2",
@@ -828,9 +847,11 @@ def _outputs(layout: Any, memory: Any, parameters: Any, operation: Any, number: 
     read = layout.tensors[operation.source if is_forward else operation.target]
     written = layout.tensors[operation.target if is_forward else operation.source]
     has_bias, adds = is_forward and operation.bias >= 0, not is_forward and operation.source_adds != 0
+    clips = BELOW_ZERO * operation.clips if is_forward else BY_RESULTS * operation.source_clips
     for block in range(first, first + 1 if pass_.is_wide else last):  # the tiles of a wide pass are of all blocks
         read_block = read.start + block * (read.block if is_forward else read.slopes_block)
-        write_block = written.start + block * (written.block if is_forward else written.slopes_block)
+        results_block = written.start + block * written.block
+        write_block = results_block if is_forward else written.start + block * written.slopes_block
         for tile in range(pass_.first_tiles, pass_.last_tile):
             form, read_at, write_at = layout.tiles[tile]
             following = layout.tiles[min(tile + 1, pass_.last_tile - 1)]
@@ -838,17 +859,20 @@ def _outputs(layout: Any, memory: Any, parameters: Any, operation: Any, number: 
                 list_of_row = pass_.first_begin + chunk * pass_.rows
                 for row in range(pass_.rows):
                     begin, end = layout.begin[list_of_row + row], layout.begin[list_of_row + row + 1]
-                    target = write_block + layout.targets[pass_.first_targets + row]
+                    target = layout.targets[pass_.first_targets + row]
                     if chunk == 0 and not pass_.is_wide:
-                        _prefetch(values, target + following[2])
+                        _prefetch(values, write_block + target + following[2])
                         _prefetch_channels(pass_, row, values, read_block + following[1])
-                    is_added = adds or chunk > 0
-                    if begin == end and is_added:
+                        if clips == BY_RESULTS:
+                            _prefetch(memory.a, results_block + target + following[2])
+                    is_added, clipped = adds or chunk > 0, clips if chunk == pass_.chunks - 1 else UNCLIPPED
+                    if begin == end and is_added and clipped == UNCLIPPED:
                         continue
                     _tile_of_outputs(
                         memory.values, layout.offsets, begin, end, form, values, read_block + read_at,
-                        pass_.source_group, values, target + write_at, pass_.target_group, pass_.step,
-                        parameters[operation.bias + row] if has_bias else _0, is_added,
+                        pass_.source_group, values, write_block + target + write_at, pass_.target_group, pass_.step,
+                        parameters[operation.bias + row] if has_bias else _0, is_added, clipped, memory.a,
+                        results_block + target + write_at,
                     )  # fmt: skip
 
 
@@ -858,10 +882,11 @@ def _gradients(layout: Any, memory: Any, operation: Any, first: int, last: int) 
     pass_ = layout.passes[operation.first_pass]
     read, made = layout.tensors[operation.source], layout.tensors[operation.target]
     num_weights = layout.begin[pass_.first_begin + pass_.chunks * pass_.rows] - layout.begin[pass_.first_begin]
+    num_cells = num_weights + (pass_.rows if operation.bias >= 0 else 0)
     size = 1 if operation.is_single else WIDTH
+    cells = memory.cells[operation.cells : operation.cells + num_cells * size]
     if first == 0:
-        _set(memory.cells[operation.cells : operation.cells + num_weights * size], _0)
-    first_cell = operation.cells - layout.begin[pass_.first_begin] * size
+        _set(cells, _0)
     for chunk in range(pass_.chunks):  # outermost, so that its cells stay in a cache
         list_of_row = pass_.first_begin + chunk * pass_.rows
         for block in range(first, first + 1 if pass_.is_wide else last):
@@ -871,36 +896,25 @@ def _gradients(layout: Any, memory: Any, operation: Any, first: int, last: int) 
                 following = layout.tiles[min(tile + 1, pass_.last_tile - 1)]
                 for row in range(pass_.rows):
                     begin, end = layout.begin[list_of_row + row], layout.begin[list_of_row + row + 1]
-                    if begin == end:
+                    has_bias = operation.bias >= 0 and chunk == 0
+                    if begin == end and not has_bias:
                         continue
                     if not pass_.is_wide:
                         _prefetch(memory.d, made_block + following[2] + layout.targets[pass_.first_targets + row])
                         if chunk == 0:
                             _prefetch_channels(pass_, row, memory.a, read_block + following[1])
                     _tile_of_gradients(
-                        memory.cells, layout.offsets, begin, end, form, memory.a, read_block + read_at,
-                        pass_.source_group, memory.d, made_block + made_at + layout.targets[pass_.first_targets + row],
-                        pass_.target_group, first_cell, operation.is_single != 0,
+                        cells, layout.offsets, begin, end, form, memory.a, read_block + read_at, pass_.source_group,
+                        memory.d, made_block + made_at + layout.targets[pass_.first_targets + row], pass_.target_group,
+                        -layout.begin[pass_.first_begin], num_weights + row if has_bias else -1,
+                        operation.is_single != 0,
                     )  # fmt: skip
     if last == len(memory.targets):
-        begin = layout.begin[pass_.first_begin]
-        for number in range(num_weights):
-            cell = operation.cells + number * size
-            memory.gradients[layout.places[begin + number]] += (
-                memory.cells[cell] if operation.is_single else _sum_of(memory.cells, cell)
-            )
-    if operation.bias >= 0:
-        _gradients_of_biases(memory, operation, made, first, last)
-
-
-@_compiled
-def _gradients_of_biases(memory: Any, operation: Any, made: Any, first: int, last: int) -> None:
-    """Add up the gradients of each channel of outputs over some blocks."""
-    for block in range(first, last):
-        for channel in range(made.channels):
-            slopes = _slopes(memory, made, block, channel)
-            _add_products(slopes, _0, slopes, _0, _0, _1, memory.lanes)
-            memory.gradients[operation.bias + channel] += _sum_of(memory.lanes, 0)
+        first_weight = layout.begin[pass_.first_begin]
+        for number in range(num_cells):
+            is_weight = number < num_weights
+            place = layout.places[first_weight + number] if is_weight else operation.bias + number - num_weights
+            memory.gradients[place] += cells[number] if operation.is_single else _sum_of(cells, number * WIDTH)
 
 
 @_inlined
@@ -990,13 +1004,15 @@ def _pooling(layout: Any, memory: Any, operation: Any, block: int, channel: int,
     left_over = np.empty(pooled.width * WIDTH, np.float32)
     if not is_forward and not operation.source_needed:
         return
+    if not is_forward and operation.clips:
+        _clip(written, of_written)
     if not is_forward and not operation.source_adds:
         for row in range(image.height):
             _set(_row(of_read, row), _0)
     for row in range(pooled.height):
         windows = _row(written, row)
         if is_forward:
-            _set(windows, _0 if is_mean else -_INFINITE)
+            _set(windows, _0 if is_mean else _least(operation))
         else:
             _give(_row(of_written, row), left_over)
             if is_mean:

@@ -329,7 +329,7 @@ class Packing:
         return {
             "function": ("max", "mean").index(operation.name), "height": operation.window[0],
             "width": operation.window[1], "down": operation.strides[0], "right": operation.strides[1],
-            "top": operation.before[0], "left": operation.before[1],
+            "top": operation.before[0], "left": operation.before[1], "clips": operation.clips,
         }  # fmt: skip
 
     def _at(self, name: str | None) -> int:
@@ -362,11 +362,14 @@ class Packing:
             inputs = source.at(*_flat(np.arange(operation.shape[0]), taken))
         # Of each weight: its row and column in the window, the channels that it reads and writes, and its place.
         y, x, read, written = np.unravel_index(self.entries[operation.kernel], shape)
+        # Channels are numbered in the order of memory, so that those which follow each other share lines of a cache.
+        in_order = np.argsort(inputs)
+        inputs, read = inputs[in_order], np.argsort(in_order)[read]
         if operation.kind == "depthwise":
             written = read * shape[3] + written
         places = self.first[operation.kernel] + np.arange(len(read))
-        # A dense layer has no window to divide into chunks, and each output of a depthwise one reads a single channel.
-        has_chunks = operation.kind == "convolution"
+        # Of a dense layer each input is a channel. Each output of a depthwise one reads a single channel.
+        has_chunks = operation.kind != "depthwise"
         (down, right), (top, left), window = operation.strides, operation.before, (shape[0], shape[1])
         is_wide, first = self.packer.is_wide(operation), len(self.passes)
         outputs, offsets = np.arange(made.channels) * target.plane, inputs[read] + source.at(0, y - top, x - left)
@@ -387,12 +390,14 @@ class Packing:
         is_single = made[:2] == (1, 1)
         writers = [at for at, each in enumerate(self.network.operations) if each.target == operation.source]
         described = {
-            "writer": writers[-1] if source.block == 0 else -1,
+            "writer": writers[-1] if source.block == 0 else -1, "clips": operation.clips,
+            "source_clips": operation.source_clips,
             "bias": self._at(operation.bias), "first_pass": first, "last_pass": len(self.passes),
             "cells": self.num_cells, "is_single": is_single, "l1": operation.l1, "l2": operation.l2,
             "first_weight": self.first[operation.kernel], "last_weight": self.first[operation.kernel] + len(places),
         }  # fmt: skip
-        self.num_cells += len(places) * (1 if is_single else WIDTH)
+        num_cells = len(places) + (made.channels if operation.bias else 0)
+        self.num_cells += num_cells * (1 if is_single else WIDTH)
         return described
 
     def _add(self, listed: _List, walk: _Walk) -> None:

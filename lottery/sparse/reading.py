@@ -60,6 +60,8 @@ class Linear(Operation):
     strides: Pair = (1, 1)
     before: Pair = (0, 0)  # rows and columns of zeros, above and to the left of the image
     positions: int = 1  # at which an entry of the kernel is multiplied
+    clips: bool = False  # a relu follows, which is part of it
+    source_clips: bool = False  # it reads the results of a relu, and clips their gradients as it writes them
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,7 @@ class Pooling(Operation):
     window: Pair
     strides: Pair
     before: Pair
+    clips: bool = False  # a relu before it is part of it: the highest value of all is the highest of those above zero
 
 
 @dataclass(frozen=True)
@@ -158,11 +161,24 @@ class Network:
         return sum(math.prod(self.tensors[each.target]) for each in self.operations if isinstance(each, Normalisation))
 
     def clip(self) -> None:
-        """Make each relu part of the normalisation or the sum before it, if nothing else reads that, or else a term."""
+        """Make each relu part of an operation before it, if nothing else reads what that writes, or else a term.
+
+        A normalisation or a sum clips gradients, too. After a layer with weights, what reads the results of the relu
+        does: the next layer with weights, or a pooling to the highest, of which the whole relu then is a part.
+        """
         for relu in [each for each in self.operations if isinstance(each, Activation) and each.name == "relu"]:
             numbers = [number for number, each in enumerate(self.operations) if each.target == relu.source]
             last = self.operations[numbers[-1]] if numbers else None
-            if self.readers(relu.source) == [relu] and isinstance(last, (Moments, Term)):
+            is_only, readers = self.readers(relu.source) == [relu], self.readers(relu.target)
+            reader: Any = readers[0] if len(readers) == 1 and isinstance(last, Linear) and is_only else None
+            if isinstance(reader, Pooling) and reader.name == "max":
+                self._replace(reader, source=relu.source, clips=True)
+                self.operations.remove(relu)
+            elif isinstance(reader, Linear):
+                self._replace(last, target=relu.target, clips=True)
+                self._replace(reader, source_clips=True)
+                self.operations.remove(relu)
+            elif is_only and isinstance(last, (Moments, Term)):
                 clipping = numbers if isinstance(last, Moments) else numbers[-1:]  # both halves, or the last term
                 for number in numbers:
                     before: Any = self.operations[number]
@@ -171,6 +187,9 @@ class Network:
             else:
                 place = self.operations.index(relu)
                 self.operations[place] = Term(relu.source, relu.target, adds=False, clips=True)
+
+    def _replace(self, operation: Any, **settings: Any) -> None:
+        self.operations[self.operations.index(operation)] = replace(operation, **settings)
 
     def new(self, shape: tuple[int, ...]) -> int:
         """Add a tensor of a shape, and return its number."""

@@ -89,11 +89,39 @@ def test_a_relu_is_part_of_what_it_alone_reads(rng):
     x = layers.Conv2D(8, 3, use_bias=False)(x)
     alone = layers.ReLU()(layers.BatchNormalization(center=False, scale=False)(x))
     model = compiled(keras, inputs, layers.Flatten()(alone))
-    found = [(type(each).__name__, each.clips) for each in reading.read(model).operations if hasattr(each, "clips")]
+    found = clipping(model)
     normalised = [("Moments", False), ("Normalisation", False), ("Term", True)]
     added = [("Term", False), ("Term", False), ("Term", True)]
-    assert found == [*normalised, *added, ("Moments", True), ("Normalisation", True)]
+    alone = [("Linear", False), ("Moments", True), ("Normalisation", True)]
+    assert found == [("Linear", False), *normalised, *added, *alone, ("Linear", False)]
     agree(both(model, images(rng, (7, 6, 3)), rng, 6, density=0.5), 1e-4)
+
+
+@pytest.mark.parametrize("padding", ["valid", "same"])
+def test_a_relu_is_part_of_the_layers_on_both_sides(rng, padding):
+    import keras
+
+    layers, inputs = keras.layers, keras.Input((11, 10, 3))
+    x = layers.Conv2D(40, 3, activation="relu", strides=(2, 1), padding=padding)(inputs)
+    x = layers.DepthwiseConv2D(3, padding="same", activation="relu")(x)
+    x = layers.Conv2D(7, 3, activation="relu", padding=padding)(x)
+    x = layers.MaxPooling2D(3, strides=2, padding=padding)(x)
+    # What two layers read, and what is pooled to a mean, is clipped by itself.
+    shared = layers.Conv2D(6, 1, activation="relu")(x)
+    x = layers.Add()([layers.Conv2D(4, 1, activation="relu")(shared), layers.Conv2D(4, 1)(shared)])
+    x = layers.AveragePooling2D((1, 2))(layers.Conv2D(6, 1, activation="relu")(x))
+    x = layers.Dense(20, activation="relu")(layers.Flatten()(x))
+    model = compiled(keras, inputs, x)
+    within = [("Linear", True), ("Linear", True), ("Linear", False), ("Pooling", True)]
+    by_itself = [("Linear", False), ("Term", True)]
+    added = [*by_itself, ("Linear", False), *by_itself, ("Term", False), ("Term", False)]
+    assert clipping(model) == [*within, *added, *by_itself, ("Pooling", False), ("Linear", True), ("Linear", False)]
+    agree(both(model, images(rng, (11, 10, 3)), rng, 21, density=0.5), 1e-4)
+
+
+def clipping(model):
+    """List the operations of a model that can be followed by a relu, and whether it is part of each."""
+    return [(type(each).__name__, each.clips) for each in reading.read(model).operations if hasattr(each, "clips")]
 
 
 def test_blocks_take_turns_where_one_phase_has_all_that_reads_them(rng):
