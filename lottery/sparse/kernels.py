@@ -744,8 +744,8 @@ def _columns(integers: str, singles: str = "", doubles: str = "") -> np.dtype:
 # `slopes_block`; 0 where all blocks take turns in one place. `writer` is the normalisation that writes such values anew
 # before the gradients of weights read them.
 OPERATION = _columns(
-    "kind source target adds source_needed source_adds source_clips first_weight last_weight bias first_pass last_pass cells "
-    "is_single writer function gamma beta channel is_unbiased clips height width down right top left",
+    "kind source target adds source_needed source_adds source_clips first_weight last_weight bias first_pass last_pass "
+    "cells is_single writer function gamma beta channel is_unbiased clips height width down right top left",
     singles="epsilon stays moves",  # of moving statistics, the shares that stay and that come from the batch
     doubles="l1 l2",
 )
