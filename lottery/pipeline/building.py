@@ -12,7 +12,7 @@ from lottery.data import Splits, Streams
 from lottery.enforcement.modes import ENFORCEMENTS
 from lottery.errors import LotteryError
 from lottery.masks import Weights
-from lottery.models import networks
+from lottery.models import networks, precision
 from lottery.models.kerases import keras_of
 from lottery.pipeline.prepared import Ingredients, Prepared
 from lottery.pruning import criteria, gradients
@@ -26,7 +26,7 @@ def builder(experiment: config.Experiment, data: Splits | Streams, ingredients: 
     build = ingredients.model or _of_name(experiment, data, ingredients.import_code)
     if experiment.train.in_full_precision:
         return build
-    return compiling.in_precision(build, experiment.train.precision)
+    return precision.in_precision(build, experiment.train.precision)
 
 
 def _of_name(experiment: config.Experiment, data: Splits | Streams, import_code: bool) -> Callable[[], Any]:
@@ -209,7 +209,7 @@ def dense_gradients(prepared: Prepared) -> Callable[[int, int, Weights], dict[st
 def _without_masks(prepared: Prepared, replicate: int) -> Any:
     # In half precision small gradients would be zero.
     settings = prepared.experiment.train
-    build = compiling.in_full_precision(prepared.build, settings)
+    build = prepared.build if settings.in_full_precision else precision.in_full_precision(prepared.build)
     model = build_model(build, initial_seed(prepared.experiment, replicate))
     compiling.compile_model(model, settings, example_batch(prepared.data, model)[0])
     return model

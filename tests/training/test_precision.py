@@ -11,13 +11,13 @@ import tf_keras
 import lottery
 from lottery import config, enforcement, files, interrupts, weights
 from lottery.errors import LotteryError
-from lottery.models import networks
+from lottery.models import networks, precision
 from lottery.pipeline import building, preparing
 from lottery.pipeline.prepared import Ingredients
 from lottery.pruning import gradients
 from lottery.runs import verification
 from lottery.runs.stored import StoredRound
-from lottery.training import checkpoints, compiling
+from lottery.training import checkpoints
 from tests.conftest import SMALL, quietly, toy_arrays
 
 LIBRARIES = {"keras": keras, "tf_keras": tf_keras}
@@ -51,15 +51,15 @@ def globals_now():
 @pytest.mark.parametrize("name,shape", [("lenet_300_100", (8, 8)), ("lenet_5", (16, 16)), ("resnet_8", (8, 8, 3))])
 def test_networks_compute_in_half_and_end_in_float32(library, name, shape):
     before = globals_now()
-    model = compiling.in_precision(networks.builder(name, shape, 3, library), "mixed_bfloat16")()
+    model = precision.in_precision(networks.builder(name, shape, 3, library), "mixed_bfloat16")()
     assert globals_now() == before == ["float32", "float32"]
     assert {value.dtype for value in weights.read(model).values()} == {np.dtype("float32")}
     *_, last = [layer for layer in model.layers if layer.weights]
     assert last.compute_dtype == "float32" and model.outputs[0].dtype == "float32"
     rest = [layer.compute_dtype for layer in model.layers if layer.weights and layer is not last]
     assert set(rest) == {"bfloat16"}
-    full = compiling.in_precision(networks.builder(name, shape, 3, library), "float32")()
-    assert compiling.policies(full) == {"float32"}
+    full = precision.in_precision(networks.builder(name, shape, 3, library), "float32")()
+    assert precision.policies(full) == {"float32"}
 
 
 def test_the_policy_is_put_back_and_has_its_say():
@@ -67,11 +67,11 @@ def test_the_policy_is_put_back_and_has_its_say():
         raise ValueError("no")
 
     with pytest.raises(ValueError):
-        compiling.in_precision(breaks, "mixed_float16")()
+        precision.in_precision(breaks, "mixed_float16")()
     assert globals_now() == ["float32", "float32"]
     own = lambda: keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, dtype="float32")])  # noqa: E731
     with pytest.raises(LotteryError, match='is "mixed_float16", but the function .* policies float32'):
-        compiling.in_precision(own, "mixed_float16")()
+        precision.in_precision(own, "mixed_float16")()
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -164,7 +164,7 @@ def test_synflow_is_in_double_precision_all_the_same(library):
         given = toy_arrays(np.random.default_rng(3))
         one = preparing.prepare(config.load(tables | {"data": {"validation": 50}}), Ingredients(build, given))
         network = building.scoring_network(one, 1)
-        assert compiling.policies(network.model) == {"float32"}
+        assert precision.policies(network.model) == {"float32"}
         kept = {name: np.ones(value.shape, bool) for name, value in weights.read(network.model).items()}
         scores.append(gradients.flow_through(network.model, network.build, network.x, list(kept))(kept))
     for name, value in scores[0].items():
