@@ -20,8 +20,15 @@ from tests.scripts import forging
 CONV = {
     "name": "conv",
     "data": {"name": "digits", "validation": 137},
-    "model": {"name": "resnet_8"},
-    "train": {"num_steps": 6, "eval_every": 3, "batch_size": 32, "learning_rate": 1e-3, "engine": "compiled"},
+    "model": {"name": "conv_2"},  # is traced in half the time of the smallest ResNet
+    "train": {
+        "num_steps": 6,
+        "eval_every": 3,
+        "batch_size": 32,
+        "optimizer": "sgd",
+        "learning_rate": 1e-2,
+        "engine": "compiled",
+    },
     "prune": {"num_rounds": 1},
     "run": {"num_replicates": 1},
 }
