@@ -740,10 +740,10 @@ def _columns(integers: str, singles: str = "", doubles: str = "") -> np.dtype:
 
 # Numbers of tensors, functions, passes and parameters are places in their tables; what is missing is -1. Other numbers
 # are lengths, in lanes. `adds` says if outputs are added to what is there, `clips` if a relu is part of the operation,
-# `source_needed` if the source has gradients, `source_adds` if some are there, and `source_clips` if the source is what a
-# relu wrote, so that the operation clips the gradients. From a block of a tensor's values to the next it is `block`, of
-# its gradients `slopes_block`; 0 where all blocks take turns in one place. `writer` is the normalisation that writes such
-# values anew before the gradients of weights read them.
+# `source_needed` if the source has gradients, `source_adds` if some are there, and `source_clips` if a relu wrote the
+# source, so that the operation clips their gradients. From a block of a tensor's values to the next it is `block`, of
+# its gradients `slopes_block`; 0 where all blocks take turns in one place. `writer` is the normalisation that writes
+# such values anew before the gradients of weights read them.
 OPERATION = _columns(
     "kind source target adds source_needed source_adds source_clips first_weight last_weight bias first_pass last_pass "
     "cells is_single writer function gamma beta channel is_unbiased clips height width down right top left",
