@@ -278,7 +278,7 @@ def merged(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str,
         gone = _voided(section, before, values)
         inner = {key: value for key, value in before.items() if key not in gone}
         for key, value in values.items():
-            # A key that is no text is refused later, with all other unknown keys.
+            # A key that is not text is refused later, with all other unknown keys.
             head, dot, tail = str(key).partition(".")
             if not dot:
                 inner[head] = value
@@ -318,7 +318,7 @@ def _drop_later_controls(merged: dict[str, Any], overrides: Mapping[str, Any]) -
     rounds, last = merged["run"].get("control_rounds"), prune.get("num_rounds", implied_rounds(prune))
     if type(last) is not int or not isinstance(rounds, (list, tuple)) or not rounds:
         return
-    # Nothing is validated yet: of what is no whole number, the error comes later.
+    # Nothing is validated yet: of what is not a whole number, the error comes later.
     if all(type(number) is int for number in rounds):
         left = [number for number in rounds if number <= last] or [last]
         merged["run"] = {**merged["run"], "control_rounds": left if last else ALL}
@@ -396,7 +396,7 @@ def _sentence(error: ValidationError) -> LotteryError:
     if first["type"] == "literal_error":
         return LotteryError(f"{key} must be {first.get('ctx', {})['expected']}, not {first['input']!r}.")
     if first["type"] == "tuple_type":
-        # A shell takes the quotes out of run.controls=["random_mask"], and what is left is no list.
+        # A shell takes the quotes out of run.controls=["random_mask"], and what is left is not a list.
         hint = " In a shell, put quotes around the whole." if isinstance(first["input"], str) else ""
         return LotteryError(f"{key} must be a list, such as [1, 2] or ['a', 'b'], not {first['input']!r}.{hint}")
     allowed = first["msg"].removeprefix("Input should be ").replace("dictionary or instance of", "table like")

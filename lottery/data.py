@@ -36,7 +36,7 @@ UNSCALED = Scaling(np.zeros((), np.float32), np.ones((), np.float32))
 
 def _standardize(x: np.ndarray) -> Scaling:
     """Give each channel mean 0 and variance 1 over `x`."""
-    # Colours, perhaps with transparency: a longer last axis is no channel of pixels.
+    # Colours, perhaps with transparency: a longer last axis is not a channel of pixels.
     channels = x.shape[-1] if x.ndim == 4 and x.shape[-1] <= 4 else 1
     counts = np.zeros((channels, 256), np.int64)
     # In parts, for `bincount` first makes numbers of eight bytes of them.

@@ -97,7 +97,7 @@ def leaks(weights: Weights, masks: Masks, held_at: Weights | None = None) -> dic
     """Count the masked entries that are not at their held values, by weight; weights without any are left out.
 
     Args:
-        weights, masks: Arrays by name. NaN is no held value.
+        weights, masks: Arrays by name. NaN is not a held value.
         held_at: The values of masked entries, as for `apply`; zero if missing.
     """
     check(masks, weights)

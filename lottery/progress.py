@@ -230,7 +230,7 @@ class _Lines:
         else:
             return
         self._shown = time.monotonic()
-        with contextlib.suppress(OSError):  # a full disk is no reason to end the training
+        with contextlib.suppress(OSError):  # a full disk is not a reason to end the training
             # Not wrapped by Rich, which takes a pipe for 80 columns.
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 

@@ -113,7 +113,7 @@ class _Images:
         self.channels = int(self.table["channel"].max()) + 1
         self.is_kernel = self.table["what"].iloc[0] == KERNEL
         self.place = "place of the kernel" if self.is_kernel else "input"
-        # Such as a row of inputs that are no image; it is drawn taller.
+        # Such as a row of inputs that are not an image; it is drawn taller.
         self.is_strip = self.rows * 8 < self.columns
         # Inches between the images and the colour bar; the inputs of a strip are numbered there.
         self.gap_above_bar = 0.13 + (style.letters(2.6) if self.is_strip else 0)

@@ -23,7 +23,7 @@ def check_run(run: Path, names: Mapping[str, Any]) -> None:
     architecture = store.read_environment(run).get("architecture") or {}
     if "name" in architecture:
         if not str(architecture["name"]).startswith(_BUILT_IN):
-            raise _no_chain(f"{architecture['name']} of {str(run)!r} is no chain")
+            raise _no_chain(f"{architecture['name']} of {str(run)!r} is not a chain")
         return
     described = architecture.get("keras")
     if not isinstance(described, dict):
@@ -141,7 +141,7 @@ def _improved(
             agreement = _incoming(mine, theirs, orders, layer) + _outgoing(mine, theirs, orders, layer)
             order = _assigned(agreement)
             now, before = _total(agreement, order), _total(agreement, orders[layer])
-            # Rounding is no gain: of masks these are whole numbers, of weights they are not.
+            # Rounding is not a gain: of masks these are whole numbers, of weights they are not.
             if now > before + 1e-6 * abs(before):
                 orders[layer] = order
                 gained = True

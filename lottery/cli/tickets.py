@@ -172,7 +172,7 @@ def _show_exported(ticket: Any, saved: Path | None, done: list[Any]) -> None:
     )
     unseen = [exported.form for exported in done if not exported.zeros_checked]
     if unseen:
-        output.say(f"But that they are {held} could not be checked in: {', '.join(unseen)}.")
+        output.say(f"Formats in which this cannot be checked: {', '.join(unseen)}.")
 
 
 def _exported(

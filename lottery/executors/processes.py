@@ -99,7 +99,7 @@ class ProcessExecutor(Executor):
         env = {
             # Without this a process takes all memory of a GPU.
             "TF_FORCE_GPU_ALLOW_GROWTH": os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH", "true"),
-            # Opening the model and data of another run is no memory leak.
+            # Opening the model and data of another run is not a memory leak.
             "LOKY_MAX_MEMORY_LEAK_SIZE": "1e15",
         }
         begin = (self._listener.address, self._key, self._initializer)

@@ -131,7 +131,7 @@ class _Functions:
             for key in sorted(node.attr)
             if not key.startswith("_") and key not in _OF_A_PROCESS
         ]
-        # An input that begins with ^ only comes before: it is no value.
+        # An input that begins with ^ only comes before: it is not a value.
         inputs = [_input(text, digests) for text in node.input if not text.startswith("^")]
         if node.op in _ANY_ORDER:
             inputs.sort()

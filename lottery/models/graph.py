@@ -227,7 +227,7 @@ def calls(model: Any) -> list[LayerCall]:
         layer, node = waiting.pop()
         if id(node) in found:
             continue
-        # Constants among the arguments are no inputs; tf_keras keeps them in `input_tensors` too.
+        # Constants among the arguments are not inputs; tf_keras keeps them in `input_tensors` too.
         inputs = list(node.keras_inputs if hasattr(node, "keras_inputs") else node.input_tensors)
         found[id(node)] = LayerCall(layer, inputs, tf.nest.flatten(node.outputs), node)
         makers = _makers(inputs)

@@ -113,7 +113,7 @@ def slots(optimizer: Any, variable: Any) -> Iterator[Any]:
         place = _place(inner, variable)
         if place is None:
             continue
-        # Keras 3.15 keeps the weights themselves in such a list too, and they are no slots.
+        # Keras 3.15 keeps the weights themselves in such a list too, and they are not slots.
         variables = getattr(inner, "_trainable_variables", None) or []
         for value in list(vars(inner).values()):
             # Keras keeps slots in lists by position, one for each variable that it was built with.

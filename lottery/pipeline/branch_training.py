@@ -138,7 +138,7 @@ def _learned(training: Training, network: NetworkId, ticket: Masks) -> BranchSta
 
 
 def _check_start(training: Training, ticket: StoredTicket, branch: str, chosen: Any) -> None:
-    """Raise `LotteryError` if what a function returns is no network that the branch can train."""
+    """Raise `LotteryError` if what a function returns is not a network that the branch can train."""
     if not isinstance(chosen, BranchStart):
         raise LotteryError(f"{branch} must return a branches.BranchStart, not {type(chosen).__name__}.")
     trainer = training.prepared.trainer

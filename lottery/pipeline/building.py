@@ -51,7 +51,7 @@ def _of_name(experiment: config.Experiment, data: Splits | Streams, import_code:
 def _num_classes(labels: np.ndarray) -> int:
     is_one_for_each = labels.dtype.kind == "i" and labels.size == len(labels)
     highest = int(labels.max()) if is_one_for_each else 0
-    # Labels that are no classes, as values to predict, would otherwise become a layer of that many units.
+    # Labels that are not classes, as values to predict, would otherwise become a layer of that many units.
     if not 0 < highest < max(len(labels), 1000) or labels.min() < 0:
         raise LotteryError(
             "The labels must be one class for each example, counted from 0. The training labels go from "

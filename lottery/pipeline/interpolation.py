@@ -207,7 +207,7 @@ def training_batches(data: Splits | Streams) -> Callable[[], Iterator[Any]]:
         most = STATISTICS_EXAMPLES // STATISTICS_BATCH
         whole = data.train().map(lambda x, *_: x).unbatch().batch(STATISTICS_BATCH).take(most)
         for place, inputs in enumerate(whole):
-            # Several inputs are a dict or a tuple, whose length is no number of examples.
+            # Several inputs are a dict or a tuple, whose length is not a number of examples.
             is_whole = len(keras.tree.flatten(inputs)[0]) == STATISTICS_BATCH
             if place == 0 or is_whole:
                 yield inputs

@@ -17,7 +17,7 @@ def tied(model: Any, data: Splits | Streams, split: str, rounding: float) -> np.
 
     Returns:
         A boolean array, True where the two highest outputs are at most `rounding` of the largest absolute output apart.
-        None for examples that are no array, or outputs other than a row of two or more for each example.
+        None for examples that are not an array, or outputs other than a row of two or more for each example.
     """
     import tensorflow as tf
 

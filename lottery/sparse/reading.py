@@ -237,7 +237,7 @@ def read(model: Any) -> Network:
     network = reader.network
     last = network.operations[-1]
     if len(model.output_shape) != 2 or network.tensors[last.target][:2] != (1, 1):
-        raise Obstacle("the outputs are no vectors")
+        raise Obstacle("the outputs are not vectors")
     activation = last.name if isinstance(last, Activation) else "linear"
     network.loss, left, network.threshold = _loss(model, activation, kernels)
     if left != activation:  # the loss is of what goes into it
@@ -253,7 +253,7 @@ def read(model: Any) -> Network:
 def calls(model: Any) -> list[graph.LayerCall]:
     """List the calls of a model's layers; raise `Obstacle` if a layer is not known, or is called twice."""
     if not graph.is_plain(model) or len(model.inputs) != 1 or len(model.outputs) != 1:
-        raise Obstacle("the model is no graph of layers from one input to one output")
+        raise Obstacle("the model is not a graph of layers from one input to one output")
     found, layers = graph.calls(model), []
     for call in found:
         layer, name = call.layer, graph.class_name(call.layer)

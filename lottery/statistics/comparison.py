@@ -24,7 +24,7 @@ WITHIN = 0.05  # densities are compared if they differ by at most this fraction 
 def tables(runs: list[Path]) -> dict[str, Table]:
     """Read the table of each run, by the keys of `labelled`.
 
-    Raises `LotteryError` if a run has no round, or replicates are no pairs: by another seed, or of other data.
+    Raises `LotteryError` if a run has no round, or replicates are not pairs: by another seed, or of other data.
     """
     labels = labelled(runs)
     check_metrics(labels.values())
@@ -33,7 +33,7 @@ def tables(runs: list[Path]) -> dict[str, Table]:
         for what, own, its in zip(("data set", "run.seed"), drawn_from(run), drawn_from(first), strict=True):
             if own != its:
                 raise LotteryError(
-                    f"{str(run)!r} has another {what} than {str(first)!r}, so their replicates are no pairs to "
+                    f"{str(run)!r} has another {what} than {str(first)!r}, so their replicates are not pairs to "
                     "compare. --aggregate sums up runs of several data sets."
                 )
     found = {label: results.table(run) for label, run in labels.items()}
@@ -84,7 +84,7 @@ def drawn_from(run: Path) -> tuple[str | None, int]:
 
 def is_near(density: float, other: float, within: float) -> bool:
     """Return True if two densities differ by at most a fraction of the second."""
-    return abs(density / other - 1) <= within + 1e-9  # an error of rounding is no difference
+    return abs(density / other - 1) <= within + 1e-9  # an error of rounding is not a difference
 
 
 def _common_metric(tables: Mapping[str, Table]) -> Metric:

@@ -103,7 +103,7 @@ def limits(judgement: Judgement) -> list[str]:
     for branch in judgement.controls:
         why = rule.refused(branch)
         if why and not judgement.against(branch).empty:
-            found.append(f"{branch} is no fair comparison, and shows nothing about the ticket: {why}.")
+            found.append(f"{branch} is not a fair comparison, and shows nothing about the ticket: {why}.")
     return found
 
 
@@ -168,7 +168,7 @@ def _speed(line: Mapping[str, Any]) -> list[str]:
     share = line["speed"]
     if math.isnan(share):
         return []
-    # By the text: 0.996 reads as 1, too. An exponent is no number for a newcomer.
+    # By the text: 0.996 reads as 1, too. An exponent is not a number for a newcomer.
     text = f"{share:.2g}" if share < 10 else f"{share:,.0f}"
     if text == "1":
         return ["in as many steps"]

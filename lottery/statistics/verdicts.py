@@ -261,7 +261,7 @@ def judged(rows: Table, rule: Rule = DEFAULT) -> Table:
     - ``needed``: how many replicates of a new run would tell with a power of 80 % if the true difference is the mean
       here, NaN where the verdict tells, or if that is not known
     - ``step_mean``, ``step_low``, ``step_high``, of the early-stop step, and ``early_stop``: `NO_LATER`, `LATER` or
-      `CANNOT_TELL`; it is no part of the verdict
+      `CANNOT_TELL`; it is not part of the verdict
     - ``final_mean``, ``final_low``, ``final_high``, ``final_verdict``: of the accuracy at the end of training
     - ``special``: "no" if a control is shown to do as well within the tolerance, "yes" if the ticket is shown to be
       better than each, else `CANNOT_TELL`, empty without controls; ``as_good``: the controls that do as well

@@ -108,7 +108,7 @@ def form_of(path: Path, form: str | None) -> str:
     fits = path.is_file() if suffix else (path / "saved_model.pb").is_file()
     if path.exists() and not fits:
         kind = "file" if suffix else "SavedModel"
-        raise LotteryError(f"{str(path)!r} is there already, and is no {kind}; name another path, or remove it.")
+        raise LotteryError(f"{str(path)!r} is there already, and is not a {kind}; name another path, or remove it.")
     return form
 
 

@@ -177,7 +177,7 @@ def _checked_record(loaded: dict[str, Any]) -> _Record:
             raise TicketError(f"it has more than {MOST_VARIABLES:,} variables.")
     _check_keys("record", loaded, _Record)
     variables = loaded.get("variables")
-    # What is no dict is refused below, in pydantic's own words.
+    # What is not a dict is refused below, in pydantic's own words.
     if isinstance(variables, dict):
         for variable in variables.values():
             if isinstance(variable, dict):

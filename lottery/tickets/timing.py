@@ -76,7 +76,7 @@ def latency(
     for name, model in models.items():
         inputs: Any = tf.convert_to_tensor(np.asarray(by_name[name], chain.input_type(model)))
         with evaluating(f"The model {name!r} cannot be timed on the example"):
-            # The model is no argument of the call, not even by default: each call would look through it.
+            # The model is not an argument of the call, not even by default: each call would look through it.
             calls[name] = functools.partial(traced_call(model, inputs), inputs)
     first = {name: _seconds(call, 3, clock) for name, call in calls.items()}
     # A turn of one short call would measure the clock.

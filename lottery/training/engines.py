@@ -128,7 +128,7 @@ def _check_data(network: Network, data: Splits, num_outputs: int) -> None:
         if y.shape[1] != num_targets:
             raise Obstacle(f"an example has {y.shape[1]} targets, and the network {num_outputs} outputs")
         if of_classes and y.dtype.kind == "f" and (y != np.floor(y)).any():
-            raise Obstacle("some labels are no whole numbers")
+            raise Obstacle("some labels are not whole numbers")
         if of_classes and (y.min() < 0 or y.max() >= num_outputs):
             raise Obstacle(f"labels go from {y.min()} to {y.max()}, and the network has {num_outputs} outputs")
 

@@ -96,7 +96,7 @@ def _build_optimizer(model: Any) -> None:
 
 def _check_evaluation(model: Any) -> None:
     """Raise `LotteryError` if an evaluation by Keras' own step, which has just been done, has reached no metric."""
-    # By this method: a variable of tf_keras 2.21 that is mirrored is no array to NumPy.
+    # By this method: a variable of tf_keras 2.21 that is mirrored is not an array to NumPy.
     values = [variable.numpy() for metric in model.metrics for variable in metric.variables]
     if is_keras(type(model).test_step) and values and not any(np.any(value) for value in values):
         raise LotteryError(

@@ -120,7 +120,7 @@ def augmented(images: Any, key: Any, crop: bool, flip: bool) -> Any:
 
 
 def reads_integers(model: Any, inputs: np.ndarray) -> bool:
-    """Check if a model takes its inputs, a few examples, as whole numbers, as an Embedding does: they are no pixels."""
+    """Check if a model takes its inputs, a few examples, as whole numbers, as an Embedding does: not as pixels."""
     with fitting(model.name):
         called = traced_call(model, tf.TensorSpec(inputs.shape, tf.float32))
     waiting = [called.inputs[0]]
@@ -149,7 +149,7 @@ def fixed_batch(model: Any) -> int | None:
 
 
 def check_data(model: Any, data: Splits, batch_size: int, example: Any, num_scored: int | None = None) -> None:
-    """Raise `LotteryError` if data cannot be cut into the batches that a model takes, or a label is no class of it.
+    """Raise `LotteryError` if data cannot be cut into the batches that a model takes, or a label is not a class of it.
 
     `num_scored` is the number of examples that a criterion looks at, if it looks at any.
     """
@@ -200,7 +200,7 @@ def _check_labels(data: Splits, output_shape: tuple[int, ...], ignored: int | No
     for part, split in {"training": data.train, "validation": data.validation, "test": data.test}.items():
         if split.y.dtype.kind != "i" or split.y.shape[1:] not in (tuple(positions), (*positions, 1)):
             raise LotteryError(_labels_needed(part, split.y, tuple(positions), num_classes))
-        # TensorFlow would turn a label that is no class into NaN, or into nothing at all.
+        # TensorFlow would turn a label that is not a class into NaN, or into nothing at all.
         known = split.y if ignored is None else split.y[split.y != ignored]
         lowest, highest = int(known.min(initial=0)), int(known.max(initial=0))
         if highest >= num_classes or lowest < 0:

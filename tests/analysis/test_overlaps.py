@@ -209,7 +209,7 @@ THREE = [("InputLayer", {}), ("Dense", {}), ("Dropout", {}), ("Dense", {}), ("De
         (LENET, None),
         (LENET | {"name": "conv_2"}, None),
         (LENET | {"name": "vgg_19"}, None),
-        (RESNET, "resnet_20 of .* is no chain"),
+        (RESNET, "resnet_20 of .* is not a chain"),
         (sequential(*THREE), None),
         (sequential(("InputLayer", {}), ("Reshape", {}), *THREE[1:]), None),
         (sequential(*THREE, kind="Functional"), "is Functional, and only a Sequential model"),

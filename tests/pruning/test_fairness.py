@@ -260,7 +260,7 @@ def test_a_run_stored_with_a_control_that_is_refused_now_is_read_and_branches(tm
         )
     assert lottery.load(run.path).experiment.run.controls == ("random_mask",)
     assert set(run.table()["branch"]) == {"ticket", "random_mask"} and run.verify() == []
-    assert any("is no fair comparison" in said for said in run.verdict())
+    assert any("is not a fair comparison" in said for said in run.verdict())
     lottery.branch(run.path, "untrained", [2], model=build, data=arrays(), on_event=quietly)
     lottery.branch(run.path, "transfer", [2], model=build, data=arrays(9), on_event=quietly)
     with pytest.raises(LotteryError, match="run.controls: leave out random_mask, which cannot be compared fairly"):
@@ -295,7 +295,7 @@ def test_what_the_verdict_says_of_each_branch(name, mode, step):
     special = verdicts.judged(rows, rule)["special"].tolist()
     if (name, start) in REFUSED:
         why = fairness.comparison(name, mode, step).refused
-        assert f"{name} is no fair comparison, and shows nothing about the ticket: {why}." in limits
+        assert f"{name} is not a fair comparison, and shows nothing about the ticket: {why}." in limits
         assert beside == {"not fair"} and grid.notes == [] and name not in head and special == [""]
     elif name in NO_CLAIM:
         assert beside == {"better"} and grid.notes == [] and special == [""]

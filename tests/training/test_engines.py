@@ -448,7 +448,7 @@ def test_labels_that_are_no_whole_numbers_are_left_to_the_compiled_loop(monkeypa
     monkeypatch.setattr(engines, "LEAST_WORK", 1)
     x, y, *test = toy_arrays(np.random.default_rng(1))
     splits = data.given((x, y + 0.4, *test), data.Data(name="given", validation=50))
-    assert "some labels are no whole numbers" in str(trainer(engine="auto", splits=splits).network)
+    assert "some labels are not whole numbers" in str(trainer(engine="auto", splits=splits).network)
 
 
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
