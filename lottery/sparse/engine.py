@@ -124,7 +124,8 @@ class Engine:
     def advance(self, num_steps: int, before: int = 0) -> Logs:
         """Take steps; return loss and accuracy over these and as many steps before."""
         assert self._following is not None, "begin was called without a seed"
-        positions, self._predicted = self._following(num_steps), None
+        self._predicted = None
+        positions = self._following(num_steps)
         counts = np.arange(self._step + 1, self._step + len(positions) + 1)
         own = self.model.optimizer
         rates = self._rates(counts - 1)

@@ -199,8 +199,8 @@ def _tile_of_outputs(
 ) -> None:  # fmt: skip
     """Write a tile of outputs: to a number, or with `adds` to what is there, add the products of a list of weights.
 
-    Eight sums stay in registers. Each weight is read once, and multiplies eight vectors in turn. What `clips` says is
-    one of `CLIPS`: the results of a relu, by which its gradients are clipped, lie as the outputs do.
+    Eight sums stay in registers. Each weight is read once, and multiplies eight vectors in turn. `clips` is one of
+    `CLIPS`; the results of a relu, where its gradients are clipped, lie as the outputs do.
     """
     builder = writer.builder
     for own in writer.cases(form, FORMS):
@@ -848,7 +848,11 @@ def _outputs(layout: Any, memory: Any, parameters: Any, operation: Any, number: 
     read = layout.tensors[operation.source if is_forward else operation.target]
     written = layout.tensors[operation.target if is_forward else operation.source]
     has_bias, adds = is_forward and operation.bias >= 0, not is_forward and operation.source_adds != 0
-    clips = BELOW_ZERO * operation.clips if is_forward else BY_RESULTS * operation.source_clips
+    clips = UNCLIPPED
+    if is_forward and operation.clips:
+        clips = BELOW_ZERO
+    elif not is_forward and operation.source_clips:
+        clips = BY_RESULTS
     for block in range(first, first + 1 if pass_.is_wide else last):  # the tiles of a wide pass are of all blocks
         read_block = read.start + block * (read.block if is_forward else read.slopes_block)
         results_block = written.start + block * written.block
@@ -866,7 +870,8 @@ def _outputs(layout: Any, memory: Any, parameters: Any, operation: Any, number: 
                         _prefetch_channels(pass_, row, values, read_block + following[1])
                         if clips == BY_RESULTS:
                             _prefetch(memory.a, results_block + target + following[2])
-                    is_added, clipped = adds or chunk > 0, clips if chunk == pass_.chunks - 1 else UNCLIPPED
+                    is_added = adds or chunk > 0
+                    clipped = clips if chunk == pass_.chunks - 1 else UNCLIPPED  # only whole sums
                     if begin == end and is_added and clipped == UNCLIPPED:
                         continue
                     _tile_of_outputs(

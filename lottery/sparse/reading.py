@@ -164,17 +164,19 @@ class Network:
         """Make each relu part of an operation before it, if nothing else reads what that writes, or else a term.
 
         A normalisation or a sum clips gradients, too. After a layer with weights, what reads the results of the relu
-        does: the next layer with weights, or a pooling to the highest, of which the whole relu then is a part.
+        does: the next layer with weights, or max pooling, of which the whole relu then is a part.
         """
         for relu in [each for each in self.operations if isinstance(each, Activation) and each.name == "relu"]:
             numbers = [number for number, each in enumerate(self.operations) if each.target == relu.source]
             last = self.operations[numbers[-1]] if numbers else None
-            is_only, readers = self.readers(relu.source) == [relu], self.readers(relu.target)
-            reader: Any = readers[0] if len(readers) == 1 and isinstance(last, Linear) and is_only else None
-            if isinstance(reader, Pooling) and reader.name == "max":
+            is_only = self.readers(relu.source) == [relu]
+            follows_layer = is_only and isinstance(last, Linear)
+            readers = self.readers(relu.target)
+            reader: Any = readers[0] if len(readers) == 1 else None
+            if follows_layer and isinstance(reader, Pooling) and reader.name == "max":
                 self._replace(reader, source=relu.source, clips=True)
                 self.operations.remove(relu)
-            elif isinstance(reader, Linear):
+            elif follows_layer and isinstance(reader, Linear):
                 self._replace(last, target=relu.target, clips=True)
                 self._replace(reader, source_clips=True)
                 self.operations.remove(relu)

@@ -294,7 +294,8 @@ class Course:
     ) -> tuple[dict[int, tuple[float, float]], dict[int, Classes | None]]:
         """Measure states of the network on the test set, and predict the class of each example; both by step.
 
-        The last step, where the model is, comes first: others leave the model at other weights.
+        The last step, where the model is, comes first: others leave the model at other weights. Each of these assigns
+        every variable, so that no metric depends on what a prediction changes.
         """
         measured = {step: (loss, accuracy) for step, split, loss, accuracy in self.state.metrics if split == "test"}
         classes = {}
