@@ -52,7 +52,7 @@ from lottery.pruning import criteria, plan, ranking, rewinding
 from lottery.pruning.settings import Prune
 from lottery.runs import store
 from lottery.training import compiling
-from lottery.training.engines import Engine
+from lottery.training.engine_choice import Engine
 from lottery.training.examples import example_batch, scaler
 from lottery.training.loop import Loop
 from lottery.training.records import Span

@@ -133,7 +133,7 @@ def traced_once():
     from lottery.data import Splits
     from lottery.models.kerases import keras_of
     from lottery.pipeline import fingerprinting, mask_training, preparing
-    from lottery.training import engines, loop, mirrored
+    from lottery.training import engine_choice, loop, mirrored
     from lottery.training.trainer import Trainer
 
     keep_graphs()
@@ -170,7 +170,7 @@ def traced_once():
         known = made[key]
         if known.held:
             known.hold_at_start = lambda: None  # the trace knows the variables
-            known.chain = engines.read(known.model, data, settings, augment, obstacle)
+            known.chain = engine_choice.read(known.model, data, settings, augment, obstacle)
         if known._first_values:
             known.reset()  # the optimizer counts in what is observed of a model
         known.close()

@@ -17,7 +17,7 @@ from lottery.models.kerases import is_keras, loss_of, tf
 from lottery.pipeline import building
 from lottery.pipeline.prepared import Ingredients, Prepared
 from lottery.pruning import branches
-from lottery.training import engines, mirrored
+from lottery.training import engine_choice, mirrored
 from lottery.training.records import ACCURACIES
 
 _BRIGHTEST = 255  # the largest value of a pixel of one byte
@@ -92,7 +92,7 @@ def notes(prepared: Prepared, ingredients: Ingredients, inputs: Any) -> Iterator
             f"The model draws random numbers by {', '.join(unrepeatable)}, which nothing can restore: "
             "stopped and resumed, the run will not give the same bits."
         )
-    if not isinstance(trainer.network, engines.Obstacle) and not engines.is_compiled():
+    if not isinstance(trainer.network, engine_choice.Obstacle) and not engine_choice.is_compiled():
         yield "The sparse engine is compiled with the first sparse network, once on this machine: about 20 seconds."
     if strategy := mirrored.strategy_of(model):
         yield from _of_devices(strategy, is_keras(type(model).train_step))

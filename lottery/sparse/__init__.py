@@ -7,7 +7,7 @@ does not fall is the work for each value and example, such as activations, norma
 
 It trains graphs of dense layers, convolutions, batch normalisation, pooling and sums of Keras 3 or tf_keras, with the
 activations, losses and optimizers that `lottery.sparse.kernels` lists. Any other model trains on the compiled loop
-(`lottery.training.loop`), and so does a network that has too many weights left to gain. `lottery.training.engines` has
+(`lottery.training.loop`), and so does a network that has too many weights left to gain. `training.engine_choice` has
 the protocol that both fulfil, and the choice. To a run the choice shows in ``round.json`` alone.
 
 There are four files, from Keras to the processor:

@@ -19,7 +19,7 @@ Crops = Callable[[int], np.ndarray]
 
 
 class Engine:
-    """A model in compressed form, an `engines.Engine` of `lottery.training`.
+    """A model in compressed form, an `engine_choice.Engine` of `lottery.training`.
 
     `begin` reads the model's variables, after something has set them; `finish` writes them, before something reads
     them.

@@ -1,4 +1,4 @@
-"""The course of one training: begin, advance, evaluate, change, finish; over any `engines.Engine`."""
+"""The course of one training: begin, advance, evaluate, change, finish; over any `engine_choice.Engine`."""
 
 import contextlib
 import re
@@ -13,9 +13,9 @@ from lottery import masks, weights
 from lottery.errors import LotteryError
 from lottery.masks import Masks, Weights
 from lottery.models import optimizers
-from lottery.training import engines
+from lottery.training import engine_choice
 from lottery.training.checkpoints import Checkpointer, TrainingState
-from lottery.training.engines import Engine
+from lottery.training.engine_choice import Engine
 from lottery.training.records import ACCURACY_ROUNDING, Classes, MetricsRow, Span, Trained, loss_and_accuracy
 
 # About how long a call of an engine lasts. Between calls progress is shown, NaN is noticed, checkpoints are written,
@@ -238,11 +238,11 @@ class Course:
     def _difference(self) -> float:
         """Take the first steps with the compiled loop and with the engine, and compare the weights.
 
-        The model is at its start again; for what is returned and raised, see `engines.difference`.
+        The model is at its start again; for what is returned and raised, see `engine_choice.difference`.
         """
         compiled = self.trainer.loop
         network = self.trainer.network
-        limits, left_out = engines.limits(network), network.biases_without_effect
+        limits, left_out = engine_choice.limits(network), network.biases_without_effect
         num_steps = min(limits.num_compared, compiled.longest, self.last - self.first)
         states = []
         # Without a step, the state is that of the start, masked and rounded as the variables are.
@@ -254,7 +254,7 @@ class Course:
             states.append(engine.state())
         self._put_at_start()
         start, expected, received = states
-        return engines.difference(start, expected, received, num_steps, limits.difference, left_out)
+        return engine_choice.difference(start, expected, received, num_steps, limits.difference, left_out)
 
     def _keep_for_budget(self) -> None:
         """Keep the best network up to the budget, if the first better network comes after it, and takes its place."""

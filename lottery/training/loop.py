@@ -26,7 +26,7 @@ Arguments = Callable[..., tuple[Any, ...]]
 
 @dataclass(eq=False)
 class Loop:
-    """The compiled steps and evaluations of a model, whose variables are their state: an `engines.Engine`."""
+    """The compiled steps and evaluations of a model, whose variables are their state: an `engine_choice.Engine`."""
 
     model: Any
     steps: Any  # takes what `batches` returns, trains the model, returns its report

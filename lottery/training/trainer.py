@@ -12,10 +12,10 @@ from lottery import masks, weights
 from lottery.data import Splits, Streams
 from lottery.masks import Masks, Weights
 from lottery.models.kerases import tf
-from lottery.training import engines, examples, mirrored
+from lottery.training import engine_choice, examples, mirrored
 from lottery.training.checkpoints import Checkpointer
 from lottery.training.course import Course, OnStep, Watch
-from lottery.training.engines import Engine
+from lottery.training.engine_choice import Engine
 from lottery.training.loop import Loop, compile_loop
 from lottery.training.records import Span, Trained
 from lottery.training.settings import Train
@@ -58,7 +58,7 @@ class Trainer:
         self._callbacks: list[Any] = []  # of enforcement; the trace calls those that are here by then
         self.loop: Loop = compile_loop(model, data, settings, augment, self._callbacks)
         # What the sparse engine trains, or why it cannot; and that engine, from the first network that it trains on.
-        self.network = engines.read(model, data, settings, augment, obstacle)
+        self.network = engine_choice.read(model, data, settings, augment, obstacle)
         self._data, self._augment = data, augment
         self._sparse: Any = None
         self.seconds_per_step: float | None = None  # in the last call of the compiled steps
@@ -101,9 +101,9 @@ class Trainer:
 
     def engine(self, kept: Masks, name: str | None = None) -> tuple[Engine, str, str]:
         """Return the engine for a network with these masks, its name and the reason; `name` decides if it is given."""
-        chosen, reason = engines.choose(self.network, self.settings, kept)
+        chosen, reason = engine_choice.choose(self.network, self.settings, kept)
         name = name or chosen
-        if name == "compiled" or isinstance(self.network, engines.Obstacle):
+        if name == "compiled" or isinstance(self.network, engine_choice.Obstacle):
             return self.loop, "compiled", reason
         if self._sparse is None:
             # Only where it is needed: numba takes seconds to compile it, once on a machine.

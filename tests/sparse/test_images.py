@@ -17,7 +17,7 @@ from lottery.training.trainer import Trainer
 from tests.conftest import each_in_both
 from tests.sparse.test_engine import agree, both
 from tests.training.test_checkpoints import result
-from tests.training.test_engines import trained_by_both
+from tests.training.test_engine_choice import trained_by_both
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
 

@@ -12,7 +12,7 @@ from lottery.enforcement import ENFORCEMENTS
 from lottery.errors import LotteryError
 from lottery.runs.stored import stored_rounds
 from lottery.sparse import kernels, reading
-from lottery.training import checkpoints, compiling, engines, schedules
+from lottery.training import checkpoints, compiling, engine_choice, schedules
 from lottery.training.records import Span
 from lottery.training.settings import Train
 from lottery.training.trainer import Trainer
@@ -154,19 +154,19 @@ def test_a_corner_that_rounding_decides_is_no_disagreement(rng):
     received = {name: value + 1e-7 for name, value in expected.items()}
     received["kernel"][:, 3] += 1.0  # a unit went another way
     received["bias"][3] += 0.5
-    assert engines.difference(start, expected, received, 10, 0.01) == pytest.approx(1.0, abs=1e-6)
+    assert engine_choice.difference(start, expected, received, 10, 0.01) == pytest.approx(1.0, abs=1e-6)
     received["bias"] += 0.5
     with pytest.raises(LotteryError, match="the weights of bias have gone"):
-        engines.difference(start, expected, received, 10, 0.01)
+        engine_choice.difference(start, expected, received, 10, 0.01)
     expected["bias"], received["bias"] = start["bias"], start["bias"] + 1e-3  # and must not have been trained
     with pytest.raises(LotteryError, match="the weights of bias have gone 0 and are 0.001 apart"):
-        engines.difference(start, expected, received, 10, 0.01)
+        engine_choice.difference(start, expected, received, 10, 0.01)
 
 
 def test_auto_counts(monkeypatch):
     one = trainer(engine="auto")
     assert "too short to gain" in str(one.network)
-    monkeypatch.setattr(engines, "LEAST_WORK", 1)
+    monkeypatch.setattr(engine_choice, "LEAST_WORK", 1)
     one = trainer(engine="auto")
     sizes = {name: value.size for name, value in weights.read(one.model).items()}
     for num, chosen in (0, "sparse"), (int(0.3 * sum(sizes.values())), "sparse"), (150, "compiled"):
@@ -189,11 +189,11 @@ def test_on_one_thread_normalised_values_leave_more_to_the_sparse_engine(monkeyp
     model = keras.Sequential([keras.Input(size), convolution, normalisation, *last])
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     network, kernel = reading.read(model), weights.read(model)["conv2d/kernel"]
-    monkeypatch.setattr(engines, "num_threads", lambda: num_threads)
+    monkeypatch.setattr(engine_choice, "num_threads", lambda: num_threads)
     most = int((share * 670_464 - 6_912) / 36)
     for num, chosen in (most, "sparse"), (most + 1, "compiled"):
         kept = {"conv2d/kernel": (np.arange(kernel.size) < num).reshape(kernel.shape)}
-        assert engines.choose(network, Train(engine="auto"), kept)[0] == chosen
+        assert engine_choice.choose(network, Train(engine="auto"), kept)[0] == chosen
 
 
 def compiled_network(settings=None, **keys):
@@ -445,7 +445,7 @@ def test_losses_that_keras_3_chooses_by_the_shapes_or_computes_in_another_type()
 
 def test_labels_that_are_no_whole_numbers_are_left_to_the_compiled_loop(monkeypatch):
     """Keras takes 1.4 for 1."""
-    monkeypatch.setattr(engines, "LEAST_WORK", 1)
+    monkeypatch.setattr(engine_choice, "LEAST_WORK", 1)
     x, y, *test = toy_arrays(np.random.default_rng(1))
     splits = data.given((x, y + 0.4, *test), data.Data(name="given", validation=50))
     assert "some labels are not whole numbers" in str(trainer(engine="auto", splits=splits).network)
@@ -465,9 +465,9 @@ def test_biases_that_normalisation_takes_off_may_go_any_way(library):
     assert sorted(reading.read(model).biases_without_effect) == ["one/bias", "other/bias"]
     start, end = {"one/bias": np.zeros(4)}, {"one/bias": np.full(4, 1e-4)}
     away = {"one/bias": np.full(4, -1e-4)}
-    assert engines.difference(start, end, away, 1, 0.05, ["one/bias"]) == 0
+    assert engine_choice.difference(start, end, away, 1, 0.05, ["one/bias"]) == 0
     with pytest.raises(LotteryError, match="does not agree"):
-        engines.difference(start, end, away, 1, 0.05)
+        engine_choice.difference(start, end, away, 1, 0.05)
 
 
 RUN = {
@@ -496,7 +496,7 @@ def test_sparse_where_it_cannot_be_is_refused_before_anything_is_written(changed
 
 
 def test_a_run_whose_engine_changes_between_rounds(tmp_path, monkeypatch):
-    monkeypatch.setattr(engines, "LEAST_WORK", 1)
+    monkeypatch.setattr(engine_choice, "LEAST_WORK", 1)
     done = lottery.run(RUN, out=tmp_path, tensorboard=False, on_event=quietly)
     records = [stored.record for stored in stored_rounds(done.path)]
     assert [(one["round"], one["branch"], one["engine"]) for one in records] == [
