@@ -170,7 +170,7 @@ def traced_once():
         known = made[key]
         if known.held:
             known.hold_at_start = lambda: None  # the trace knows the variables
-            known.chain = engine_choice.read(known.model, data, settings, augment, obstacle)
+            known.network = engine_choice.read(known.model, data, settings, augment, obstacle)
         if known._first_values:
             known.reset()  # the optimizer counts in what is observed of a model
         known.close()
