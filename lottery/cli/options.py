@@ -122,15 +122,9 @@ class Training:
         if self.on not in (None, *PLACES):
             raise unknown("--on", self.on, PLACES)
         if self.on != RAY:
-            of_ray = {
-                "--address": self.address,
-                "--task-cpus": self.task_cpus,
-                "--task-gpus": self.task_gpus,
-                "--task-memory": self.task_memory,
-            }
-            for option, value in of_ray.items():
-                if value is not None:
-                    raise LotteryError(f"{option} goes with --on ray alone.")
+            for name in ("address", "task_cpus", "task_gpus", "task_memory"):
+                if getattr(self, name) is not None:
+                    raise LotteryError(f"--{name.replace('_', '-')} goes with --on ray alone.")
             return self.workers
         if self.workers is not None:
             raise LotteryError("--workers is for processes of this machine; on Ray the cluster decides their number.")

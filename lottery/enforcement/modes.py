@@ -202,10 +202,7 @@ def _holding(model: Any, masks: Mapping[str, Any], held_at: HeldAt, mode: str) -
     _HOLDING.update(own)
     # `fit` keeps the functions that it has traced, so they are made again at both ends.
     try:
-        with (
-            patching.frozen(model, [entry for entry in entries if entry.frozen]),
-            _holding_averages(model, entries),
-        ):
+        with patching.frozen(model, [entry for entry in entries if entry.frozen]), _holding_averages(model, entries):
             patching.hold(entries)
             patching.retrace(model)
             # A loop that breaks off, or that calls no callback, may leave entries moved.

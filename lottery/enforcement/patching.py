@@ -35,10 +35,7 @@ def replaced(owner: Any, name: str, make: Callable[[Method], Method]) -> Iterato
     # By identity: a variable of Keras or TensorFlow may be an owner, and cannot be hashed.
     key = (id(owner), name)
     now = _REPLACED.setdefault(key, _Replaced(vars(owner).get(name), []))
-
-    def layer(method: Method) -> Method:  # a new function, so that the same `make` can be used twice
-        return make(method)
-
+    layer = partial(make)  # a new object, so that the same `make` can be used twice
     now.layers.append(layer)
     _rebuild(owner, name, now)
     try:

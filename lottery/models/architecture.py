@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lottery import weights
+from lottery import masks, weights
 from lottery.errors import TicketError, printable
 from lottery.models import graph, networks
 from lottery.models.kerases import LIBRARIES, in_policy, keras_of, reason
@@ -45,7 +45,7 @@ def describe(model: Any, name: str | None = None) -> Architecture:
         kept = ("module", "class_name", "config", "registered_name")
         architecture = {"library": library, "keras": {key: whole.get(key) for key in kept}}
         # What a reader will do, with all that it refuses, is done once here.
-        build(architecture, _shapes(model))
+        build(architecture, masks.shapes(weights.portable(model)))
     except TicketError as error:
         return undescribed | {"why": str(error)}
     except Exception as error:  # a user's layers may raise anything
@@ -73,7 +73,7 @@ def build(architecture: Architecture, expected: Shapes, library: str | None = No
     try:
         with warnings.catch_warnings(action="ignore"):
             model = _built(architecture, reader)
-        found = _shapes(model)
+        found = masks.shapes(weights.portable(model))
     except Exception as error:  # Keras may raise anything because of a stranger's configuration
         raise TicketError(f"The ticket's architecture cannot be built: {_short(reason(error))}") from error
     if found != expected:
@@ -129,10 +129,6 @@ def _built(architecture: Architecture, library: str) -> Any:
             return networks.builder(name, tuple(shape), num_classes, library)()
     # A copy, because Keras changes what it reads.
     return keras.saving.deserialize_keras_object(copy.deepcopy(architecture["keras"]), safe_mode=True)
-
-
-def _shapes(model: Any) -> Shapes:
-    return {name: tuple(value.shape) for name, value in weights.portable(model).items()}
 
 
 def _short(text: object, most: int = _LONGEST) -> str:

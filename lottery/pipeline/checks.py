@@ -152,8 +152,6 @@ def _of_devices(strategy: Any, has_keras_step: bool) -> Iterator[str]:
 
 
 def _of_precision(outputs: Any) -> Iterator[str]:
-    import tensorflow as tf
-
     types = {output.dtype.name for output in tf.nest.flatten(outputs)}
     for name in sorted(types - {"float32", "float64"}):
         yield (

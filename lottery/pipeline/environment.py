@@ -58,8 +58,6 @@ def use_threads(wanted: int) -> int:
     """Set and return TensorFlow's number of threads; raise `LotteryError` if it began with another."""
     current = num_threads()
     if current != wanted:
-        import tensorflow as tf
-
         # TensorFlow refuses once it has computed, because its threads exist from then on.
         try:
             tf.config.threading.set_intra_op_parallelism_threads(wanted)
@@ -103,9 +101,9 @@ def of_like_run(out: str | Path, experiment: config.Experiment) -> Mapping[str, 
     return {}
 
 
-def check_data(run: Path, fingerprint: str) -> None:
-    """Raise `LotteryError` unless a run began with the data of this digest."""
-    if store.read_environment(run)["data_sha256"] != fingerprint:
+def check_data(run: Path, fingerprint: str, wanted: str = "") -> None:
+    """Raise `LotteryError` unless data have the `wanted` digest, by default that of the data that a run began with."""
+    if fingerprint != (wanted or store.read_environment(run)["data_sha256"]):
         raise LotteryError(f"The data differ from the data of {str(run)!r}; restore the data, or start a new run.")
 
 
@@ -212,8 +210,6 @@ def elsewhere(recorded: Mapping[str, Any]) -> list[str]:
     found = [text for key, text in words.items() if recorded[key] != now[key]]
     if num_threads() != recorded["num_threads"]:
         found.append("another number of threads")
-    import tensorflow as tf  # after the line above, which keeps it quiet
-
     if onednn.differs(recorded):
         found.append("another setting of oneDNN")
     if recorded.get("num_devices", 1) > 1:
@@ -228,11 +224,7 @@ def _versions() -> dict[str, Any]:
     for package in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):  # an extra
             versions[package] = metadata.version(package)
-    return {
-        "python": platform.python_version(),
-        "versions": versions,
-        "processor": _processor(),
-    }
+    return {"python": platform.python_version(), "versions": versions, "processor": _processor()}
 
 
 def num_threads() -> int:

@@ -17,7 +17,7 @@ from lottery import config, masks, randomness, weights
 from lottery.enforcement.modes import Enforcement, mask_variables
 from lottery.errors import LotteryError
 from lottery.models import fingerprint
-from lottery.models.kerases import evaluating
+from lottery.models.kerases import evaluating, tf
 from lottery.pipeline import building
 from lottery.pipeline.prepared import Ingredients, Prepared
 from lottery.training import compiling, examining, mirrored, schedules
@@ -142,8 +142,6 @@ def _check_scores(found: Any, kept: masks.Masks) -> None:
 
 def observed(examined: Examined, example: Any, opaque: bool, numbers: list[float]) -> dict[str, Any]:
     """Collect what ``environment.json`` records of a model and of what `of_model` and `of_criterion` return."""
-    import tensorflow as tf
-
     return {
         "reported": [*examining.observe(examined, example), *numbers],
         "example": [[part.dtype.name, list(part.shape)] for part in tf.nest.flatten(example)],

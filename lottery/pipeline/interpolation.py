@@ -11,7 +11,7 @@ from lottery import interrupts, randomness, weights
 from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
 from lottery.masks import Weights
-from lottery.models.kerases import is_compiled
+from lottery.models.kerases import is_compiled, tf
 from lottery.runs.siblings import PathPoint
 from lottery.statistics.barriers import error_barrier
 from lottery.training import mirrored
@@ -159,8 +159,6 @@ def recomputed(model: Any, batches: Callable[[], Iterable[Any]]) -> Callable[[],
     that: Jordan et al. 2023, https://arxiv.org/abs/2211.08403. The model computes each batch of inputs as in training
     (with dropout), and its layers keep the mean of the batches' statistics. None if no layer is trained and has them.
     """
-    import tensorflow as tf
-
     layers = with_statistics(model)
     if not layers:
         return None

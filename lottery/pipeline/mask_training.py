@@ -10,7 +10,7 @@ import numpy as np
 from lottery import randomness, weights
 from lottery.enforcement.patching import seen_as
 from lottery.masks import Weights
-from lottery.models.kerases import is_compiled, keras_of
+from lottery.models.kerases import is_compiled, keras_of, tf
 from lottery.pipeline import building
 from lottery.pipeline.prepared import Prepared
 from lottery.pruning import supermasks
@@ -50,8 +50,6 @@ def learner(prepared: Prepared) -> Learner:
 
 
 def _made(prepared: Prepared) -> Learner:
-    import tensorflow as tf
-
     experiment = prepared.experiment
     num_steps = experiment.train.num_steps
     decay = {"name": "CosineDecay", "initial_learning_rate": supermasks.LEARNING_RATE, "decay_steps": num_steps}

@@ -12,7 +12,7 @@ import numpy as np
 from lottery import config, files, interrupts, masks, progress, weights
 from lottery.errors import LotteryError, StorageError
 from lottery.masks import Masks, Weights
-from lottery.models.kerases import reason
+from lottery.models.kerases import reason, tf
 from lottery.pipeline import building
 from lottery.pipeline.prepared import Prepared
 from lottery.pruning import branches, plan
@@ -181,8 +181,6 @@ def steps_of(experiment: config.Experiment, network: NetworkId) -> tuple[int, in
 @contextlib.contextmanager
 def _errors_that_name(network: NetworkId, run: Path) -> Iterator[None]:
     """Name a network in the error that ends its training."""
-    import tensorflow as tf
-
     try:
         yield
     except StorageError:  # it says itself that the disk is at fault

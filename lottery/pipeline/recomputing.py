@@ -31,15 +31,13 @@ TOO_ONE_SIDED = 0.001
 SPLITS = {"validation": "val", "test": "test"}
 
 FindTied = Callable[[], np.ndarray | None]  # see `ties.tied`
-# Called with the number of networks that are done, of all, and the name of the next.
+# Called before each network with the number of networks that are done, of all, and its name.
 OnNetwork = Callable[[int, int, str], None]
 
 
 @contextlib.contextmanager
 def opened(
-    run: Path,
-    ingredients: Ingredients = Ingredients(),
-    on_network: OnNetwork = lambda *_: None,
+    run: Path, ingredients: Ingredients = Ingredients(), on_network: OnNetwork = lambda *_: None
 ) -> Iterator[Recomputation]:
     """Prepare the model and the data of a run, for `runs.verification.verify` to compute its numbers again.
 
@@ -47,12 +45,7 @@ def opened(
     the stored weights, and so are the stored predictions. Initial weights are drawn from the seed. On the machine, with
     the versions and the number of threads of the run, the same examples must be right. Elsewhere rounding may decide an
     example whose two highest outputs are nearly equal, and no other; see `ties`. Over the run such differences must
-    favour the record about as often as not.
-
-    Args:
-        run: The run's folder; nothing is written there.
-        ingredients: The model and the data, if they were passed to the run as objects.
-        on_network: Called before each network is evaluated.
+    favour the record about as often as not. Nothing is written into the run's folder.
 
     Raises:
         LotteryError: Nothing is stored; the data are not on this machine or differ from those of the run; or the model

@@ -1,8 +1,9 @@
 """Siblings are trained from the dense network of a run at some step, which is trained again if it is not stored."""
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -87,17 +88,14 @@ def _store_states(training: Training, own: Sequence[Siblings]) -> None:
     """Train the dense network of a replicate again, as far as the last step that is not stored."""
     replicate, last = own[0].replicate, _missing_steps(own)[-1]
 
-    def keep(file: Path) -> Callable[[dict[str, np.ndarray]], None]:
-        def write(state: dict[str, np.ndarray]) -> None:
-            if not file.exists():
-                files.write(file, files.pack_arrays(state))
-
-        return write
+    def keep(file: Path, state: dict[str, np.ndarray]) -> None:
+        if not file.exists():
+            files.write(file, files.pack_arrays(state))
 
     initial = network_training.initial_state(dataclasses.replace(training, path=own[0].run), replicate)
     dense = masks.ones_like({name: initial[name] for name in training.prepared.trainer.masks})
     # Of all steps, stored or not, so that a checkpoint is of the same training.
-    watch = {pair.step: keep(pair.state_file) for pair in own if 0 < pair.step <= last}
+    watch = {pair.step: functools.partial(keep, pair.state_file) for pair in own if 0 < pair.step <= last}
     network = NetworkId(replicate, 0, f"to_step_{last}")
     trained = network_training.train_network(training, network, initial, dense, Span(0, last), Watch(watch))
     store.clear_checkpoints(store.round_path(training.path, *network))

@@ -92,8 +92,10 @@ def sweep(
     ingredients = Ingredients(import_code=import_code)
     with execution.started() as session:
         experiments = {}
-        # Before a model is built, by which TensorFlow begins to compute.
-        like = _recorded(out, found, ingredients)
+        # What a run with a model of the user's own has recorded; before a model is built, by which TensorFlow begins to
+        # compute.
+        own = (point.settings for point in found if ingredients.have_own_model(point.settings))
+        like = next(filter(None, (environment.of_like_run(out, settings) for settings in own)), {})
         for point in found:
             path, experiment = store.run_path(out, point.settings), point.settings
             if ingredients.have_own_model(experiment):  # its settings alone do not tell its run
@@ -123,17 +125,8 @@ def sweep(
     return list(experiments)
 
 
-def _recorded(out: str | Path, found: Sequence[Point], ingredients: Ingredients) -> Mapping[str, Any]:
-    """Return what a run of the grid with a model of the user's own has recorded; nothing if none was begun."""
-    own = (point.settings for point in found if ingredients.have_own_model(point.settings))
-    return next(filter(None, (environment.of_like_run(out, settings) for settings in own)), {})
-
-
 def _open(
-    experiments: Mapping[Path, config.Experiment],
-    ingredients: Ingredients,
-    session: Session,
-    tolerance: float | None,
+    experiments: Mapping[Path, config.Experiment], ingredients: Ingredients, session: Session, tolerance: float | None
 ) -> None:
     """Open or begin every run of a sweep, so that whatever does not fit is said before anything is trained."""
     # All as one that began before, because networks of other environments are not shared.

@@ -118,13 +118,8 @@ def trainer(
 def _prepared(recipe: Recipe, replicate: int) -> Prepared:
     """Prepare a run again, and check that everything is what it was when the run began."""
     prepared = preparing.prepare(recipe.experiment, recipe.ingredients, replicate)
-    where = f" on {platform.node()}" if recipe.away else ""
-    wanted = recipe.data_sha256 or store.read_environment(recipe.path)["data_sha256"]
-    if prepared.data.fingerprint != wanted:
-        raise LotteryError(
-            f"The data{where} differ from the data of {str(recipe.path)!r}; restore the data, or start a new run."
-        )
     try:
+        environment.check_data(recipe.path, prepared.data.fingerprint, recipe.data_sha256)
         agreement.agreed(recipe.path, recipe.experiment, prepared)
     except LotteryError as error:
         if not recipe.away:

@@ -17,11 +17,7 @@ SCOPES = ("layerwise", GLOBAL)
 
 
 def keep_highest(
-    scores: Scores,
-    masks: Masks,
-    rate: float,
-    scope: str = "layerwise",
-    rates: Mapping[str, float] | None = None,
+    scores: Scores, masks: Masks, rate: float, scope: str = "layerwise", rates: Mapping[str, float] | None = None
 ) -> Masks:
     """Make new masks that prune the lowest-scored fraction of the survivors.
 

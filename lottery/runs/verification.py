@@ -12,11 +12,11 @@ import numpy as np
 
 from lottery import config, files, masks, randomness, weights
 from lottery.errors import LotteryError
+from lottery.models import networks
 from lottery.pruning import branches, criteria, mask_actions, plan, supermasks
 from lottery.runs import siblings, store
 from lottery.runs.siblings import collected
 from lottery.runs.stored import StoredRound, stored_rounds
-from lottery.settings import GIVEN
 from lottery.training.records import ACCURACY_ROUNDING
 
 NOT_PROVED = (
@@ -53,7 +53,7 @@ def verify(run: Path, again: Recomputation | None = None) -> Iterator[tuple[str,
     for replicate in store.replicates(run, experiment):
         complete = store.complete_rounds(run, replicate)
         # A function of the user's own may load its weights; `not_repeated` reports that.
-        if complete and not _is_own(experiment) and same_start(run, replicate):
+        if complete and networks.is_built_in(experiment.model.name) and same_start(run, replicate):
             yield f"replicate {replicate}", ["It starts from the weights of the replicate before it."]
         for path in sorted((run / f"replicate-{replicate}").glob("step-*.safetensors")):
             yield f"replicate {replicate}, {path.stem.replace('-', ' ')}", collected(_wrong_state(path))[0]
@@ -114,7 +114,8 @@ def not_repeated(run: Path, again: Recomputation | None = None) -> list[str]:
     made = [stored.record for stored in stored_rounds(run, branches=False) if stored.round]
     are_current = all(criteria.is_current(criterion, iterative, record) for record in made)
     found = []
-    if _is_own(experiment) and any(same_start(run, number) for number in store.replicates(run, experiment)[1:]):
+    has_own_model = not networks.is_built_in(experiment.model.name)
+    if has_own_model and any(same_start(run, number) for number in store.replicates(run, experiment)[1:]):
         found.append("Replicates start from the same weights, so they differ only in the order of the batches.")
     if not plan.is_repeatable(experiment.prune):
         found.append(f"The masks of {criterion} were not computed again, which needs the model and the data.")
@@ -182,10 +183,6 @@ def _check_twice(check: Callable[[], None], advice: str) -> None:
         # A path in it may be of any name.
         has_advice = "; " in re.sub("'.*?'", "", text)
         raise LotteryError(text if has_advice else f"{text.rstrip('.')}; {advice}.") from None
-
-
-def _is_own(experiment: config.Experiment) -> bool:
-    return experiment.model.name == GIVEN or ":" in experiment.model.name
 
 
 def _wrong_state(path: Path) -> Iterator[str]:

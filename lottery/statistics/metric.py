@@ -90,11 +90,6 @@ class Metric:
         """Format gains for a sentence: in percentage points of accuracy, or in per cent of the dense loss."""
         return [_percent(-gain) for gain in gains] if self.is_loss else points(*gains)
 
-    @property
-    def sides(self) -> tuple[str, str]:
-        """On which side of a bound a better ticket − dense lies, and on which a worse one."""
-        return ("below", "above") if self.is_loss else ("above", "below")
-
     def bound(self, tolerance: float) -> str:
         """Format the bound beyond which the whole interval of ticket − dense of a matching ticket lies."""
         if not tolerance:

@@ -104,7 +104,7 @@ def _key_of_rounds(judgement: Judgement, points: Table) -> dict[str, str]:
     num = int(points["replicates"].max())
     over = "n" if points["replicates"].nunique() > 1 else num
     mean = f"mean and standard deviation (±) over {over} replicates" if num > 1 else "of one replicate"
-    side, other = metric.sides
+    side, other = ("below", "above") if metric.is_loss else ("above", "below")
     bound = metric.bound(rule.tolerance)
     too_few = f"{formatting.counted(num, 'replicate')} {'is' if num == 1 else 'are'} too few to decide"
     key = {

@@ -17,24 +17,19 @@ from typing import Any
 
 import numpy as np
 
-from lottery import config, text_tables
+from lottery import config
 from lottery.errors import LotteryError, unknown
 from lottery.pruning import branches, fairness
 from lottery.runs import store
 from lottery.runs.stored import StoredRound
 from lottery.statistics import intervals, power, significance
 from lottery.statistics.metric import ACCURACY, Metric, controls, metric_of, of_dense, of_tickets, scored, transferred
-from lottery.text_tables import Table, frame
+from lottery.text_tables import BAD, GOOD, OPEN, Table, frame
 
 DIFFERENCES = ("round", "density", "replicates", "mean", "std", "low", "high")
 WINNING, MATCHING, NOT_MATCHING, CANNOT_TELL = "winning", "matching", "not matching", "?"
 BETTER_THAN_DENSE, AT_LAST = "better than dense", "matching at the end"
-TONES = {
-    WINNING: text_tables.GOOD,
-    MATCHING: text_tables.GOOD,
-    NOT_MATCHING: text_tables.BAD,
-    CANNOT_TELL: text_tables.OPEN,
-}
+TONES = {WINNING: GOOD, MATCHING: GOOD, NOT_MATCHING: BAD, CANNOT_TELL: OPEN}
 NO_LATER, LATER = "no later", "later"
 # What a ticket is beside a control.
 BETTER, AS_GOOD, WORSE, NOT_FAIR = "better", "as good", "worse", "not fair"

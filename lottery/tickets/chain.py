@@ -11,7 +11,7 @@ from lottery import weights
 from lottery.errors import LotteryError
 from lottery.models import graph
 from lottery.models.graph import ENTRYWISE, FLAT, IDLE, WEIGHTED
-from lottery.models.kerases import evaluating, keras_of
+from lottery.models.kerases import evaluating, keras_of, tf
 
 _CHAIN = (
     "a chain has one input and one output, each layer is used once on the output of the one before, and the layers are "
@@ -247,8 +247,6 @@ def copy(layer: Any, kind: Any = None, **changes: Any) -> Any:
 
 def at_inference(link: Link, x: Any) -> Any:
     """Compute a layer without a kernel on double-precision values, in double precision where Keras can."""
-    import tensorflow as tf
-
     if link.effect == IDLE:
         return x
     # TensorFlow has these for a CPU in single precision only.

@@ -12,7 +12,7 @@ from lottery import weights
 from lottery.errors import LotteryError
 from lottery.models import graph, outputs
 from lottery.models.graph import FLAT, SPATIAL, WEIGHTED
-from lottery.models.kerases import evaluating, keras_of
+from lottery.models.kerases import evaluating, keras_of, tf
 from lottery.tickets import chain
 from lottery.tickets.chain import Link, Segment
 
@@ -135,8 +135,6 @@ def drop_unread(segment: Segment, following: Segment) -> None:
 
 def _arriving(segment: Segment) -> tuple[np.ndarray, np.ndarray]:
     """Return what arrives at the next segment if this one adds only its bias, and which entries may differ from it."""
-    import tensorflow as tf
-
     made = segment.link
     value = np.broadcast_to(segment.bias, (1, *made.after)).copy()
     activation = getattr(made.layer, "activation", None)
@@ -161,8 +159,6 @@ def _sees_padding(layer: Any) -> bool:
 
 def _unread(keras: Any, links: Sequence[Link], segments: Sequence[Segment]) -> np.ndarray:
     """Return True for each entry of an example from which no path of weights leads to an output."""
-    import tensorflow as tf
-
     # It is a derivative: of the sum of all outputs of a network of the same layers, in which every weight that is not
     # zero is one, every pooling is a mean, and nothing else is left. All terms are positive, so nothing cancels.
     kernels = {id(segment.link.layer): segment.kernel for segment in segments}

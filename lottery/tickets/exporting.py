@@ -17,7 +17,7 @@ from lottery.enforcement import tfmot
 from lottery.errors import LotteryError, unknown
 from lottery.masks import Masks, Weights
 from lottery.models import outputs
-from lottery.models.kerases import evaluating
+from lottery.models.kerases import evaluating, tf
 from lottery.tickets.formats import EXPORTS
 from lottery.tickets.reopened import are_held
 
@@ -148,8 +148,6 @@ def _check_ticket(model: Any, masks: Masks, state: dict[str, np.ndarray], form: 
 
 def _examples(model: Any, inputs: Any, form: str) -> Any:
     """Return inputs, or random ones if there are none, in the types and ranks that a model is built for."""
-    import tensorflow as tf
-
     why = EXPORTS[form].real_inputs
     if inputs is None and why:
         raise LotteryError(f"The form {form!r} needs inputs, real examples as the network takes them: {why}.")
@@ -166,8 +164,6 @@ def _examples(model: Any, inputs: Any, form: str) -> Any:
 
 def _computed(model: Any, inputs: Any) -> tuple[Any, list[np.ndarray]]:
     """Compute the outputs of a model; return the inputs that were used and the outputs."""
-    import tensorflow as tf
-
     size = outputs.batch_size(model)
     stateful = [layer for layer in weights.all_layers(model) if getattr(layer, "stateful", False)]
     if stateful:

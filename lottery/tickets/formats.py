@@ -19,7 +19,7 @@ from lottery import weights
 from lottery.enforcement import tfmot
 from lottery.errors import LotteryError
 from lottery.masks import Masks
-from lottery.models.kerases import is_compiled, keras_of
+from lottery.models.kerases import is_compiled, keras_of, tf
 from lottery.tickets import tflite
 from lottery.tickets.reopened import Opened, Stored
 
@@ -63,8 +63,6 @@ def saved_model(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
 
 def saved_model_opened(path: Path, model: Any) -> Opened:
     """Load a SavedModel with TensorFlow alone."""
-    import tensorflow as tf
-
     loaded: Any = tf.saved_model.load(str(path))
     # Several variables may have one name.
     tensors = {f"{variable.name}:{index}": Stored(variable.numpy()) for index, variable in enumerate(loaded.variables)}

@@ -12,7 +12,7 @@ import numpy as np
 from lottery import weights
 from lottery.errors import LotteryError
 from lottery.masks import Masks
-from lottery.models.kerases import is_keras, operations, traced_call
+from lottery.models.kerases import is_keras, operations, tf, traced_call
 from lottery.models.outputs import batch_size, evaluate, filled
 from lottery.tickets.reopened import Opened, Stored
 
@@ -35,7 +35,6 @@ def sparse(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
     in blocks of four inputs: the file is up to three times as large as at a slightly higher density (LeNet-300-100:
     61 kB at 3.6 %, 139 kB at 3.4 %), but inference skips zeros (at 2 % in 0.54 of the time).
     """
-    import tensorflow as tf
 
     def encoded(converter: Any) -> None:
         converter.optimizations = [tf.lite.Optimize.EXPERIMENTAL_SPARSITY]
@@ -50,8 +49,6 @@ def int8(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
     outputs are quantised by their ranges on the inputs, which should be real examples; at most 500 of them are used,
     evenly spread, because more hardly widen the ranges.
     """
-    import tensorflow as tf
-
     inputs = np.asarray(inputs)
     chosen = inputs[np.linspace(0, len(inputs) - 1, min(len(inputs), 500)).astype(int)]
     size = batch_size(model) or 1
@@ -77,8 +74,6 @@ def int8(model: Any, masks: Masks, path: Path, inputs: Any) -> None:
 
 def _converted(model: Any, configure: Callable[[Any], None]) -> bytes:
     """Convert a model to TFLite; `configure` sets the converter's options."""
-    import tensorflow as tf
-
     layers = weights.all_layers(model)
     if any(getattr(layer, "stateful", False) for layer in layers):
         raise LotteryError(
@@ -111,16 +106,12 @@ def _converted(model: Any, configure: Callable[[Any], None]) -> bytes:
 
 def _traced(model: Any, size: int) -> Any:
     """Trace the call of a model for a number of examples."""
-    import tensorflow as tf
-
     taken = model.inputs[0]
     return traced_call(model, tf.TensorSpec([size, *taken.shape[1:]], taken.dtype))
 
 
 def _of_one_example(model: Any, configure: Callable[[Any], None]) -> bytes:
     """Convert a model, by way of a SavedModel, to a file that takes one example at a time."""
-    import tensorflow as tf
-
     with tempfile.TemporaryDirectory() as folder:
         call = _traced(model, 1)
         module = tf.Module()
@@ -134,8 +125,6 @@ def _of_one_example(model: Any, configure: Callable[[Any], None]) -> bytes:
 
 def opened(path: Path, model: Any) -> Opened:
     """Open a TFLite file with TensorFlow's interpreter, on one thread; its constants are decoded and dequantised."""
-    import tensorflow as tf
-
     with warnings.catch_warnings():
         # It recommends a package that is not among TensorFlow's dependencies.
         warnings.filterwarnings("ignore", r"\s*Warning: tf\.lite\.Interpreter is deprecated", UserWarning)

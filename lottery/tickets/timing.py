@@ -11,7 +11,7 @@ import numpy as np
 
 from lottery.errors import LotteryError
 from lottery.models import outputs
-from lottery.models.kerases import evaluating, traced_call
+from lottery.models.kerases import evaluating, tf, traced_call
 from lottery.tickets import chain, compaction
 from lottery.tickets.compaction import Compacted
 
@@ -63,8 +63,6 @@ def latency(
         num_turns: Turns per model. The result is the median over turns of the seconds per call, by name.
         clock: Returns seconds; ``time.process_time`` measures processor time, which other programs do not affect.
     """
-    import tensorflow as tf
-
     if not models:
         raise LotteryError("models must be one model or more, by name. There is none.")
     by_name = example if isinstance(example, Mapping) else dict.fromkeys(models, example)

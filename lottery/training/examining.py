@@ -189,17 +189,8 @@ def flat(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 def _numbers(logs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the single numbers of a report: a list of numbers, as of each class, is no loss and no accuracy."""
-    found = flat(logs)
-    shapes = {name: tf.TensorShape(getattr(value, "shape", ())) for name, value in found.items()}
-    return {name: value for name, value in found.items() if shapes[name].rank in (0, None)}
-
-
-def _is_told_by_names(model: Any, step: str) -> bool:
-    """Check if names are enough to tell that a step reports the model's metrics."""
-    if all(is_keras(getattr(type(model), name)) for name in (step, "compute_metrics")):
-        return True
-    # Each device reports of its share, while metrics add up over devices, so their values differ.
-    return mirrored.strategy_of(model) is not None
+    shapes = {name: tf.TensorShape(getattr(value, "shape", ())) for name, value in flat(logs).items()}
+    return {name: value for name, value in flat(logs).items() if shapes[name].rank in (0, None)}
 
 
 def _reported(model: Any, step: str, logs: Any, take: Callable[[], Any], touched: Iterable[Any] = ()) -> Reported:
@@ -210,10 +201,11 @@ def _reported(model: Any, step: str, logs: Any, take: Callable[[], Any], touched
     if not isinstance(logs, dict):
         raise LotteryError(f"The model's {step} must return a dict of what it reports, not {type(logs).__name__}.")
     logs = _numbers(logs)
-    if _is_told_by_names(model, step):
-        if set(logs) == set(_numbers(model.get_metrics_result())):
-            return Reported(tuple(logs), {name: name for name in logs})
-        return Reported(tuple(logs), {})
+    is_of_keras = all(is_keras(getattr(type(model), name)) for name in (step, "compute_metrics"))
+    # By names alone. Each device reports of its share, while metrics add up over devices, so their values differ.
+    if is_of_keras or mirrored.strategy_of(model) is not None:
+        are_metrics = set(logs) == set(_numbers(model.get_metrics_result()))
+        return Reported(tuple(logs), {name: name for name in logs if are_metrics})
     logs, results = _at_odd_values(model, take, touched)
     of_metrics = {}
     for name, value in logs.items():

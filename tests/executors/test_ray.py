@@ -352,7 +352,7 @@ def test_a_node_with_other_data_fails_and_one_with_another_processor_says_so(sma
     store.write_record(run / "environment.json", known | {"processor": "an abacus"})
     recipe = worker.Recipe(run, settings, data_sha256="0" * 64, away=True)
     said, job = [], Job(Path("elsewhere"), store.NetworkId(1, 3))
-    with pytest.raises(LotteryError, match="The data on .* differ from the data of"):
+    with pytest.raises(LotteryError, match="On .*: The data differ from the data of"):
         worker.trainer({job.run: recipe}, said.append, lottery.interrupts.never)(job)
     recipe = dataclasses.replace(recipe, data_sha256=recorded["data_sha256"])
     worker.trainer({job.run: recipe}, said.append, lottery.interrupts.never)(job)
