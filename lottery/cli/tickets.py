@@ -258,6 +258,7 @@ def compact(
     with contextlib.ExitStack() as stack:
         # Opened first, so that a path that cannot be written is refused at once.
         places = [stack.enter_context(files.replacing(path)) for path in paths]
+        environment.import_tensorflow()
         environment.use_threads(1)  # times are measured on one thread
         model = ticket.model(trained=ticket.trained is not None)
         found = timing.benchmark(model, choice.inputs(ticket), drop_inputs)

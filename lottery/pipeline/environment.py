@@ -17,8 +17,8 @@ import numpy as np
 from lottery import config, files, weights
 from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
-from lottery.models import architecture, kerases, multiply_adds, networks
-from lottery.models.kerases import keras_of, tf
+from lottery.models import architecture, multiply_adds, networks
+from lottery.models.kerases import keras_of, num_threads, tf
 from lottery.pipeline import onednn
 from lottery.pipeline.prepared import Prepared
 from lottery.runs import store
@@ -225,12 +225,6 @@ def _versions() -> dict[str, Any]:
         with contextlib.suppress(metadata.PackageNotFoundError):  # an extra
             versions[package] = metadata.version(package)
     return {"python": platform.python_version(), "versions": versions, "processor": _processor()}
-
-
-def num_threads() -> int:
-    """Return TensorFlow's number of threads, without what it prints when it is imported."""
-    with _quiet():
-        return kerases.num_threads()
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ class TrainingState:
     trained: tuple[float, float] = (float("nan"), float("nan"))  # the same over the steps since
     difference: float | None = None  # from the compiled loop, after the first steps
     kept: dict[str, np.ndarray] = field(default_factory=dict)  # the masks, once they have changed
-    changes: list[tuple[int, int, int, int]] = field(default_factory=list)  # see `trainer.Trained.changes`
+    changes: list[tuple[int, int, int, int]] = field(default_factory=list)  # see `records.Trained.changes`
     seconds: float = 0.0
 
 
