@@ -62,7 +62,7 @@ def table(run: Path) -> Table:
             "parameter_compression": _ratio(record["num_weights"], num_used, beside=others),
             "multiply_adds": needed,
             "speedup": _ratio(dense, needed),
-            "steps": max(steps) - min(steps),
+            "steps": max(steps) - min(steps) + record.get("mask_steps", 0),
             "spent_steps": spent_steps,
             "spent_multiply_adds": spent_multiply_adds,
             "engine": stored.engine,

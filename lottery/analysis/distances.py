@@ -46,8 +46,8 @@ def table(run: Path) -> Table:
     Returns:
         A data frame with the columns `COLUMNS`, a row for each weight and before them a row named ``"all"``, with the
         measures of `moved` over the entries that are kept. The start is that of the round: the initial or rewound
-        values or, with learning-rate rewinding and fine-tuning, the end of the round before. Only the main chain is
-        included, so ``branch`` is ``"ticket"``; the start of a branch is not stored.
+        values or, with learning-rate rewinding and fine-tuning, the end of the network that was pruned. Only the main
+        chain is included, so ``branch`` is ``"ticket"``; the start of a branch is not stored.
     """
     rows = []
     for stored in stored_rounds(run, branches=False):

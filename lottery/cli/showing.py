@@ -206,7 +206,8 @@ def _sum_up(runs: list[Path], summed: Summed, within: float, as_data: output.AsD
     densities = options.numbers("--density", summed.density, float, "fractions, such as 0.2,0.05")
     scores = aggregates.scores(runs, densities, summed.by, within)
     notes = aggregates.notes(scores)
-    notes += aggregates.confounded(runs, summed.by) if summed.by else aggregates.dependent(runs)
+    notes += aggregates.confounded(runs, summed.by) if summed.by else []
+    notes += aggregates.dependent(runs, summed.by)
     if summed.out is not None:
         profiles.save(aggregates.profile(scores), summed.out)
     found = aggregates.summary(scores)

@@ -24,7 +24,7 @@ def to_start(start: Weights, trained: Weights, kept: Masks, rng: np.random.Gener
 
 
 def to_trained(start: Weights, trained: Weights, kept: Masks, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Rewind no weight: survivors continue from the end of the round before.
+    """Rewind no weight: survivors continue from the end of the network that was pruned.
 
     Learning-rate rewinding and fine-tuning of Renda, Frankle & Carbin 2020, https://arxiv.org/abs/2003.02389, which
     differ in the learning rate alone.

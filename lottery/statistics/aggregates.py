@@ -147,7 +147,8 @@ def notes(found: Table) -> list[str]:
         part = _on_every_task(every)
         for method, rows in every[~every["method"].isin(part["method"])].groupby("method", sort=False):
             without = sorted(set(every["task"]) - set(rows["task"]))
-            places.setdefault(f"{method}, which {listed(without)} lacks", []).append(percent(at))
+            verb = "lacks" if len(without) == 1 else "lack"
+            places.setdefault(f"{method}, which {listed(without)} {verb}", []).append(percent(at))
         complete = _complete(part)
         num = min(map(len, complete.values()))
         for task, replicates in complete.items():
@@ -178,11 +179,13 @@ def confounded(runs: Sequence[str | PathLike[str]], by: str) -> list[str]:
     return [f"These runs differ not in {by} alone, but also in {listed(sorted(others))}."]
 
 
-def dependent(runs: Sequence[str | PathLike[str]]) -> list[str]:
-    """Name the runs that share data and seed, in a sentence for each group: the bootstrap takes them as independent."""
-    groups: dict[Any, list[str]] = {}
-    for task, run in comparison.labelled([Path(run) for run in runs]).items():
-        groups.setdefault(comparison.drawn_from(run), []).append(task)
+def dependent(runs: Sequence[str | PathLike[str]], by: str = "") -> list[str]:
+    """Name tasks that share data and seed, in a sentence for each group: the bootstrap takes them as independent."""
+    labels = comparison.labelled([Path(run) for run in runs])
+    cells = _divided(labels.values(), by) if by else {("", task): run for task, run in labels.items()}
+    groups: dict[Any, dict[str, None]] = {}  # a task has a run for each value of the key
+    for (_, task), run in cells.items():
+        groups.setdefault(comparison.drawn_from(run), {})[task] = None
     return [
         f"{listed(tasks)} have the same data and seed: their replicates are not independent, as the intervals assume."
         for tasks in groups.values()

@@ -215,10 +215,12 @@ def _nearest(rounds: Table, rule: Rule) -> Headline:
     line = verdicts.sparsest(undecided[undecided["mean"] >= rule.bound])
     if line is None:
         line, nearest = _best(undecided), "The nearest ticket"
-    unsure = _too_few(line["replicates"])
+    text = f"No {rule.word} ticket is shown: {_too_few(line['replicates'])}. {nearest} has {_in_words(line, rule)}."
     if not math.isnan(line["needed"]):
-        unsure += f"; about {line['needed']:.0f} would be needed"
-    return Headline(f"No {rule.word} ticket is shown: {unsure}. {nearest} has {_in_words(line, rule)}.", OPEN)
+        # They decide at the early-stop step, not within the budget; and against a ticket whose mean is below the bound.
+        what = MATCHING if line["mean"] >= rule.bound else NOT_MATCHING
+        text += f" About {line['needed']:.0f} replicates would show that it is {what}, in the test of its own round."
+    return Headline(text, OPEN)
 
 
 def _as_judged(line: Mapping[str, Any]) -> dict[str, Any]:

@@ -114,7 +114,8 @@ def _key_of_rounds(judgement: Judgement, points: Table) -> dict[str, str]:
         verdicts.NOT_MATCHING: f"the whole interval is {other} {bound}",
         CANNOT_TELL: f"{too_few}: the interval lies on both sides of {bound}, or is not known",
         "needed": "how many replicates of a new run would decide, with a power of 80 %",
-        "beats controls": "yes if the ticket beats every control, no if some control does as well",
+        "beats controls": "yes if the ticket beats every control, no if some control is shown to do as well: the "
+        "error of that is divided by the number of controls",
         metric.name: f"at the early-stop step, {mean}; end: after the last step{_lower(metric)}",
         "within budget": "as vs dense, with the ticket at its lowest validation loss up to the early stop of dense",
         "speed": "steps to the lowest validation loss of dense, over the steps of dense; empty if never reached",

@@ -9,6 +9,7 @@ import pytest
 
 import lottery
 from lottery import config, files, interrupts, masks, progress, randomness, weights
+from lottery.analysis import costs
 from lottery.errors import LotteryError
 from lottery.pipeline import branch_training, building, mask_training, network_training, preparing
 from lottery.pipeline.prepared import Ingredients
@@ -140,6 +141,9 @@ def test_counts_and_what_is_left_alone(branched, name):
         assert (record["first_step"], record["last_step"], record["mask_steps"]) == (40, 40, 40)
         assert [row[0] for row in stored.metrics] == [40, 40] and record["early_stop_step"] == 40
     assert np.any(of(branched, name, 1).masks["dense/kernel"] != of(branched, name, 2).masks["dense/kernel"])
+    # No weight is trained, but steps are taken.
+    taken = costs.table(branched).query("branch == @name")["steps"]
+    assert len(taken) and set(taken) == {40}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,7 +10,7 @@ import pytest
 
 import lottery
 from lottery.errors import LotteryError
-from lottery.statistics import aggregates, tables
+from lottery.statistics import aggregates, comparison, tables
 from tests.conftest import SMALL, quietly
 from tests.statistics.test_comparison import made_up
 
@@ -130,6 +130,8 @@ def test_methods_are_the_branches_that_every_run_has():
         assert set(scores["at"]) == {0.5} and set(scores["density"]) == {0.5, 0.49}
         assert scores["score"].tolist()[:3] == pytest.approx([-0.1, -0.1, -0.05])
     assert aggregates.notes(scores) == ["Left out: random_reinit, which a lacks."]
+    lone = aggregates.gathered({("", "a"): digits, ("", "b"): digits, ("", "c"): transferred})
+    assert aggregates.notes(lone)[0].startswith("Left out: random_reinit, which a and b lack")
 
 
 def test_what_cannot_be_aggregated_is_refused():
@@ -152,7 +154,7 @@ def test_what_cannot_be_aggregated_is_refused():
         aggregates.gathered({key: made_up(TICKETS).assign(early_stop_test_accuracy=math.nan) for key in runs})
 
 
-def test_the_command(small_run, tmp_path, lottery_command, traced_once):
+def test_the_command(small_run, tmp_path, lottery_command, traced_once, monkeypatch):
     def run(name, **settings):
         short = SMALL["train"] | {"num_steps": 20}
         return lottery.run(SMALL | {"name": name, "train": short}, settings, out=tmp_path, on_event=quietly)
@@ -183,6 +185,11 @@ def test_the_command(small_run, tmp_path, lottery_command, traced_once):
     )
     assert "not independent" not in shown
     assert "small and random have the same data and seed" in lottery_command(*words, random.path).stdout
+    # Runs that differ in the key alone are methods; their tasks are named once.
+    assert aggregates.dependent(every, "prune.criterion") == []
+    monkeypatch.setattr(comparison, "drawn_from", lambda run: "the same data and seed")
+    (said,) = aggregates.dependent(every, "prune.criterion")
+    assert "have the same data and seed" in said and said.count(" and ") == 2
     drawn = lottery_command(*words, "--density", "0.5", "--out", tmp_path / "profile.svg")
     assert drawn.stdout.strip().endswith("profile.svg")
     assert "fraction of networks above it, at density 0.5" in (tmp_path / "profile.svg").read_text()

@@ -158,10 +158,13 @@ def test_how_many_would_be_needed():
     two = verdicts.judged(rows, Rule(tolerance=0, confidence=0.975))["needed"]
     assert two.tolist() == [power.num_needed(0.01, 0.01, 3, confidence=0.975)] and two[0] > line["needed"]
     said = sentences_of(rows, Rule(tolerance=0))
-    assert (
-        f"3 replicates are too few to decide; about {line['needed']:.0f} would be needed" in said[0]
-        and sentences.ADDING in said
-    )
+    assert f"About {line['needed']:.0f} replicates would show that it is matching" in said[0]
+    assert sentences.ADDING in said
+    # Of a ticket that is worse by the mean, as many show that it does not match.
+    worse = made_up({"ticket": [[0.9, 0.89], [0.9, 0.90], [0.9, 0.88]]})
+    (needed,) = verdicts.judged(worse, Rule(tolerance=0))["needed"]
+    expected = f"About {needed:.0f} replicates would show that it is not matching, in the test of its own round."
+    assert expected in sentences_of(worse, Rule(tolerance=0))[0]
     never = made_up({"ticket": [[0.9, 0.91], [0.9, 0.8901]]})
     assert "2 replicates are too few to decide. The" in sentences_of(never, Rule(tolerance=0))[0]
     assert verdicts.judged(never, Rule(tolerance=0))["needed"].isna().all()
@@ -286,9 +289,9 @@ TIMES_THREE = [[None, 0.70, 0.70], [None, 0.71, 0.71], [None, 0.72, 0.72]]
         ),
         (
             {"ticket": [[0.9, 0.91], [0.9, 0.90], [0.9, 0.92]]},
-            "No winning ticket is shown: 3 replicates are too few to decide; about 16 would be needed. The "
-            "sparsest ticket that keeps up with dense by the mean has 9.1 % of the weights, +1.0 points over dense (95 % "
-            "interval −1.5 to +3.5, 3 replicates).",
+            "No winning ticket is shown: 3 replicates are too few to decide. The sparsest ticket that keeps up with "
+            "dense by the mean has 9.1 % of the weights, +1.0 points over dense (95 % interval −1.5 to +3.5, 3 "
+            "replicates). About 16 replicates would show that it is matching, in the test of its own round.",
             "open",
         ),
         (
