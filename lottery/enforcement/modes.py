@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from lottery import weights
 from lottery.enforcement import patching, tfmot
 from lottery.enforcement.entries import Held, HeldAt, check_kind, held, masked, refuse_adapted
@@ -91,10 +93,13 @@ def reparameterization(model: Any, masks: Mapping[str, Any], held_at: HeldAt = N
             'build it with keras, or use another mode, such as "constraint".'
         )
     _refuse_spectral(model, masks)
+    _refuse_traced(model)
     with (
         _holding(model, masks, held_at, "reparameterization") as entries,
         patching.constrained(entries),
         patching.replaced(model, "call", patching.computing_with(entries)),
+        # Keras computes the losses of regularizers there.
+        patching.replaced(model, "compute_loss", patching.computing_with(entries)),
     ):
         yield []
 
@@ -192,6 +197,8 @@ def _holding(model: Any, masks: Mapping[str, Any], held_at: HeldAt, mode: str) -
     """Do what all modes have in common: check, set held values, freeze whole weights, have functions traced again."""
     entries = held(model, masks, held_at)
     refuse_adapted(model, entries)
+    if mode != "callback":
+        _refuse_embeddings(model, entries)
     for entry in entries:
         if id(entry.variable) in _HOLDING:
             raise LotteryError(
@@ -208,6 +215,8 @@ def _holding(model: Any, masks: Mapping[str, Any], held_at: HeldAt, mode: str) -
             # A loop that breaks off, or that calls no callback, may leave entries moved.
             with patching.undone(partial(patching.hold, entries)):
                 yield entries
+                if mode != "callback":  # whose loop may have called no callback
+                    _refuse_moved(model, entries)
     finally:
         patching.retrace(model)
         for key in own:
@@ -246,6 +255,47 @@ def _refuse_spectral(model: Any, masks: Mapping[str, Any]) -> None:
             raise LotteryError(
                 f"The layer {layer.name!r}, a SpectralNormalization, assigns its weight while it computes, and "
                 'reparameterization has a tensor in its place there; use another mode, such as "constraint".'
+            )
+
+
+def _refuse_moved(model: Any, entries: list[Held]) -> None:
+    """Raise `LotteryError` if masked entries have moved in a loop that the mode has no part in."""
+    for entry in entries:
+        # Masks and values in variables may have been assigned since the last update.
+        if hasattr(entry.mask, "assign") or hasattr(entry.value, "assign"):
+            continue
+        value, masked_entries = entry.variable.numpy(), ~np.asarray(entry.mask)
+        if np.any(value[masked_entries] != np.asarray(entry.projected(value))[masked_entries]):
+            raise LotteryError(
+                f"{entry.name!r} has masked entries that changed while they were held. A function that was traced "
+                f"before may have trained them, such as the fit of a model that contains {model.name!r}: hold the "
+                "masks in the model that is trained."
+            )
+
+
+def _refuse_traced(model: Any) -> None:
+    """Raise `LotteryError` if a layer has a ``tf.function``, which would keep the tensors of its first trace."""
+    for layer in weights.all_layers(model):
+        for cls in type(layer).__mro__:
+            traced = [name for name, value in vars(cls).items() if hasattr(value, "get_concrete_function")]
+            if traced:
+                raise LotteryError(
+                    f"The layer {layer.name!r} has a tf.function, {traced[0]!r}, which keeps what it has traced, and "
+                    'reparameterization has another tensor in each trace; use another mode, such as "constraint".'
+                )
+
+
+def _refuse_embeddings(model: Any, entries: list[Held]) -> None:
+    """Raise `LotteryError` if an optimizer takes no constraint where the gradient has single rows."""
+    # An optimizer of tf_keras.optimizers.legacy, by the name of a method that no other has (tf_keras 2.21).
+    if not hasattr(getattr(model, "optimizer", None), "get_slot_names"):
+        return
+    tables = {id(getattr(layer, "embeddings", None)) for layer in weights.all_layers(model)}
+    for entry in entries:
+        if id(entry.variable) in tables:
+            raise LotteryError(
+                f"{entry.name!r} is an embedding, whose masks an optimizer of tf_keras.optimizers.legacy cannot hold; "
+                'use an optimizer of tf_keras.optimizers, or the mode "callback".'
             )
 
 

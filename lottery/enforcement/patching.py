@@ -220,13 +220,17 @@ def _refused(name: str, how: str, assign: Method) -> Method:
 
 
 def clear_slots(optimizer: Any, entries: Sequence["Held"]) -> None:
-    """Set an optimizer's slots of masked entries to zero, and moving averages of them to the held values."""
+    """Put an optimizer's slots of masked entries back to where they begin, moving averages to the held values."""
     averages = {id(average) for average in optimizers.all_averages(optimizer)}
+    begins = optimizers.accumulators(optimizer)
     for entry in entries:
         for slot in optimizers.slots(optimizer, entry.variable):
             value = tf.convert_to_tensor(slot)
-            # Averages begin at the weights, all other slots at zero.
-            slot.assign(entry.projected(value) if id(slot) in averages else entry.masked_gradient(value))
+            # Averages begin at the weights, the accumulators of Adagrad and Ftrl at a number, all other slots at zero.
+            if id(slot) in averages:
+                slot.assign(entry.projected(value))
+            else:
+                slot.assign(tf.where(entry.mask, value, tf.cast(begins.get(id(slot), 0), value.dtype)))
 
 
 def retrace(model: Any) -> None:

@@ -12,10 +12,12 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from lottery import masks, weights
 from lottery.errors import TicketError, printable
 from lottery.models import graph, networks
-from lottery.models.kerases import LIBRARIES, in_policy, keras_of, reason
+from lottery.models.kerases import LIBRARIES, in_policy, keras_of, reason, tf
 
 # ``library``; and ``name``, ``input_shape``, ``num_classes`` of a built-in network; or ``keras``, the configuration of
 # a model of Keras' own layers; or, of a model that only its own code can build, ``class`` and ``why``.
@@ -45,7 +47,7 @@ def describe(model: Any, name: str | None = None) -> Architecture:
         kept = ("module", "class_name", "config", "registered_name")
         architecture = {"library": library, "keras": {key: whole.get(key) for key in kept}}
         # What a reader will do, with all that it refuses, is done once here.
-        build(architecture, masks.shapes(weights.portable(model)))
+        _check_activations(model, build(architecture, masks.shapes(weights.portable(model))))
     except TicketError as error:
         return undescribed | {"why": str(error)}
     except Exception as error:  # a user's layers may raise anything
@@ -97,6 +99,21 @@ def differing(ticket: Shapes, model: Shapes) -> str:
             texts.append(f"{what}: {', '.join(names[:12])}{more}")
     text = "; ".join(texts)
     return f"{text[:1].upper()}{text[1:]}."
+
+
+def _check_activations(model: Any, rebuilt: Any) -> None:
+    """Raise `TicketError` if an activation computes something else in the model that was built from a description."""
+    # Both libraries describe a function by its name alone, and read the name as that of their own: a function of the
+    # user's called "gelu" becomes Keras' gelu, and so does keras.ops.gelu, whose default is another (Keras 3.15).
+    x = tf.reshape(tf.linspace(-4.0, 4.0, 24), (2, 12))
+    for own, other in zip(weights.all_layers(model), weights.all_layers(rebuilt), strict=True):
+        for key in ("activation", "recurrent_activation"):
+            first, second = getattr(own, key, None), getattr(other, key, None)
+            # A layer in the place of a function is described with its settings.
+            if first is second or not hasattr(first, "__name__"):
+                continue
+            if not np.allclose(first(x), second(x), rtol=1e-5, atol=1e-6):
+                raise TicketError(f"The {key} {first.__name__!r} of the layer {own.name!r} is not Keras' own.")
 
 
 def _check_names(architecture: Architecture) -> None:

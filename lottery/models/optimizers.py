@@ -124,10 +124,23 @@ def slots(optimizer: Any, variable: Any) -> Iterator[Any]:
 
 
 def clear_slots(optimizer: Any, variables: Mapping[str, Any], stays: Mapping[str, np.ndarray]) -> None:
-    """Set an optimizer's slots of variables to zero, but for the entries that stay, which are True."""
+    """Put an optimizer's slots of variables back to where they begin, but for the entries that stay, which are True."""
+    begins = accumulators(optimizer)
     for name, mask in stays.items():
         for slot in slots(optimizer, variables[name]):
-            slot.assign(np.where(mask, slot.numpy(), np.zeros((), slot.numpy().dtype)))
+            value = slot.numpy()
+            slot.assign(np.where(mask, value, np.asarray(begins.get(id(slot), 0), value.dtype)))
+
+
+def accumulators(optimizer: Any) -> dict[int, float]:
+    """Map the slots that begin at another number than zero, of Adagrad and Ftrl, to that number, by identity."""
+    # From zero, Adagrad's first step is as long for each gradient, and Ftrl's is NaN where there is none.
+    return {
+        id(accumulator): inner.initial_accumulator_value
+        for inner in plain(optimizer)
+        if hasattr(inner, "initial_accumulator_value")
+        for accumulator in getattr(inner, "_accumulators", None) or []
+    }
 
 
 def finalizes(model: Any) -> bool:

@@ -63,8 +63,8 @@ def latency(
         num_turns: Turns per model. The result is the median over turns of the seconds per call, by name.
         clock: Returns seconds; ``time.process_time`` measures processor time, which other programs do not affect.
     """
-    if not models:
-        raise LotteryError("models must be one model or more, by name. There is none.")
+    if not models or not isinstance(models, Mapping):
+        raise LotteryError("models must be a dict of one model or more, by name.")
     by_name = example if isinstance(example, Mapping) else dict.fromkeys(models, example)
     if missing := [name for name in models if name not in by_name]:
         raise LotteryError(f"There are no inputs for {missing[0]!r} among those by name: {', '.join(by_name)}.")
@@ -72,8 +72,8 @@ def latency(
         raise LotteryError(f"num_turns must be 1 or more, not {num_turns}.")
     calls: dict[str, Any] = {}
     for name, model in models.items():
-        inputs: Any = tf.convert_to_tensor(np.asarray(by_name[name], chain.input_type(model)))
         with evaluating(f"The model {name!r} cannot be timed on the example"):
+            inputs: Any = tf.convert_to_tensor(np.asarray(by_name[name], chain.input_type(model)))
             # The model is not an argument of the call, not even by default: each call would look through it.
             calls[name] = functools.partial(traced_call(model, inputs), inputs)
     first = {name: _seconds(call, 3, clock) for name, call in calls.items()}
