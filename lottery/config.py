@@ -168,7 +168,9 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
         section, dot, rest = key.strip().partition(".")
         table = tables.setdefault(section, {}) if dot else tables
         if not isinstance(table, dict):
-            raise LotteryError(f"Overrides contradict each other: {section!r} has a value and, by {word!r}, a key.")
+            raise LotteryError(
+                f"Overrides contradict each other: {section!r} is set to a value, and {word!r} sets a key in it."
+            )
         table[rest or section] = value
     return tables
 
@@ -232,8 +234,8 @@ def read(path: Path) -> dict[str, Any]:
     tables.pop("claim", None)
     if asks_for_no_rounds(tables):
         raise LotteryError(
-            f"The experiment file {str(path)!r} has run.controls, and no rounds for them: set run.control_rounds to "
-            "'all' or to some rounds, or leave out both."
+            f"The experiment file {str(path)!r} has run.controls, but run.control_rounds is empty. Set "
+            "run.control_rounds to 'all' or to a list of rounds, or leave out both keys."
         )
     return tables
 
@@ -285,7 +287,7 @@ def merged(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str,
                 continue
             table = inner.get(head, {})
             if not isinstance(table, Mapping):
-                why = f"{section}.{head} has a value and the key {tail!r}"
+                why = f"{section}.{head} is a value, so it cannot have the key {tail!r}"
                 raise LotteryError(f"Overrides contradict each other: {why}.")
             inner[head] = {**table, tail: value}
         found[section] = inner

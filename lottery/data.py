@@ -320,7 +320,8 @@ def _check_alike(found: Mapping[str, Split], where: str) -> None:
     for part, other in found.items():
         if train.shape[1:] != other.x.shape[1:]:
             raise LotteryError(
-                f"{where}: an example of x_train has shape {train.shape[1:]} and one of x_{part} {other.x.shape[1:]}."
+                f"{where}: examples of x_train have shape {train.shape[1:]}, but examples of x_{part} have shape "
+                f"{other.x.shape[1:]}; make them the same."
             )
         if train.dtype != other.x.dtype:
             raise LotteryError(

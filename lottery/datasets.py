@@ -65,8 +65,8 @@ def read_npz(path: Path) -> Arrays:
             own = [key for key in VALIDATION if key in file.files]
             if len(own) == 1:
                 raise LotteryError(
-                    f"The data file {str(path)!r} has {own[0]} alone; it must have both or neither of "
-                    f"{' and '.join(VALIDATION)}."
+                    f"The data file {str(path)!r} has only {own[0]}. It must have both {' and '.join(VALIDATION)}, or "
+                    "neither of the two."
                 )
             return {key: file[key] for key in (*KEYS[:2], *own, *KEYS[2:])}
     except LotteryError:

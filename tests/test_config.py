@@ -73,7 +73,9 @@ def test_an_earlier_version_stored_all_rounds_as_none(tmp_path):
     assert 'control_rounds = "all"' in text
     (tmp_path / "experiment.toml").write_text(text.replace('control_rounds = "all"', "control_rounds = []"))
     assert store.read_experiment(tmp_path) == experiment
-    with pytest.raises(LotteryError, match="has run.controls, and no rounds for them: set run.control_rounds to 'all'"):
+    with pytest.raises(
+        LotteryError, match="has run.controls, but run.control_rounds is empty. Set run.control_rounds to 'all'"
+    ):
         config.load(tmp_path / "experiment.toml")
 
 
@@ -197,7 +199,7 @@ def test_a_table_that_is_a_value_is_replaced_and_a_dotted_key_is_merged():
     assert experiment.train.optimizer == {"name": "rmsprop"} and experiment.prune.rates == {}
     experiment = config.load(file, config.parse_overrides(["prune.rates.b/kernel=0.3"]))
     assert experiment.prune.rates == {"a/kernel": 0.1, "b/kernel": 0.3}
-    with pytest.raises(LotteryError, match="prune.rates has a value and the key 'b/kernel'"):
+    with pytest.raises(LotteryError, match="prune.rates is a value, so it cannot have the key 'b/kernel'"):
         config.load({}, config.parse_overrides(["prune.rates=0.1", "prune.rates.b/kernel=0.3"]))
 
 
@@ -232,7 +234,7 @@ def test_numbers_of_numpy_count_as_those_of_python():
 
 
 def test_overrides_that_contradict_each_other_are_refused():
-    with pytest.raises(LotteryError, match="'train' has a value"):
+    with pytest.raises(LotteryError, match="'train' is set to a value"):
         config.parse_overrides(["train=3", "train.num_steps=5"])
 
 

@@ -97,7 +97,7 @@ def test_mnist_has_the_published_statistics(mnist_path):
         ({"x_test": np.full((60, 6), np.inf, np.float32)}, "x_test holds NaN, infinite values"),
         ({"x_test": np.full((60, 6), 1e39)}, "too large for float32"),
         ({"y_train": np.zeros(7, int)}, "x_train has 200 examples and y_train has 7"),
-        ({"x_test": np.zeros((60, 5), np.float32)}, r"shape \(6,\) and one of x_test \(5,\)"),
+        ({"x_test": np.zeros((60, 5), np.float32)}, r"shape \(6,\), but examples of x_test have shape \(5,\)"),
         ({"y_train": np.full(200, 2**32 + 1)}, "a label of y_train must be .* not 4294967297"),
         ({"x_test": np.zeros((60, 6), np.uint8)}, "x_train has type float32 and x_test uint8"),
         ({"x_train": np.array([["a"]])}, "must hold numbers"),
@@ -296,7 +296,7 @@ def test_validation_examples_of_a_file_are_those_of_the_run(tmp_path, rng):
     assert stored.fingerprint == found.fingerprint
     assert "The file has 7 validation examples; data.validation is not used." in stored.notes
     np.savez(tmp_path / "half.npz", **{key: array for key, array in arrays.items() if key != "y_validation"})
-    with pytest.raises(LotteryError, match="has x_validation alone; it must have both or neither"):
+    with pytest.raises(LotteryError, match="has only x_validation. It must have both"):
         data.load(data.Data(name="npz", path=str(tmp_path / "half.npz")))
 
 
@@ -476,7 +476,7 @@ def test_own_validation_arrays_are_the_validation_split():
     assert six.fingerprint == pairs.fingerprint != other.fingerprint
     with pytest.raises(LotteryError, match="data.validation is 7, but 50 validation examples are passed. Leave"):
         data.given((x[:150], y[:150], x[150:], y[150:], x_test, y_test), data.Data(validation=7))
-    with pytest.raises(LotteryError, match=r"one of x_validation \(2,\)"):
+    with pytest.raises(LotteryError, match=r"but examples of x_validation have shape \(2,\)"):
         data.given((x[:150], y[:150], x[150:, :2], y[150:], x_test, y_test), data.Data())
     with pytest.raises(LotteryError, match="x_validation has 50 examples and y_validation has 9"):
         data.given((x[:150], y[:150], x[150:], y[:9], x_test, y_test), data.Data())

@@ -460,7 +460,7 @@ def test_trained_weights_of_another_type_than_at_first_are_refused(run, dtype):
     name = next(iter(files.read_masks(folder / "masks.safetensors")))
     files.write(folder / "weights.safetensors", files.pack_arrays(trained | {name: trained[name].astype(dtype)}))
     forging.sign_files(folder)
-    with pytest.raises(LotteryError, match=f"{name} has type .* and at first F32"):
+    with pytest.raises(LotteryError, match=f"{name} has type .* but the initial weights have type F32"):
         lottery.tickets.load(run, round=1)
     found = dict(verification.verify(run))
-    assert any("and at first F32" in wrong for wrong in found["replicate 1, round 1"])
+    assert any("but the initial weights have type F32" in wrong for wrong in found["replicate 1, round 1"])

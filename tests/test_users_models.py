@@ -489,7 +489,7 @@ def looking_up():
     ("build", "overrides", "message"),
     [
         *((wrapped_by_tfmot, {"run": {"enforcement": mode}}, "strip_pruning") for mode in ("constraint", "tfmot")),
-        (spectral, {"run": {"enforcement": "reparameterization"}}, "a SpectralNormalization, assigns its weight"),
+        (spectral, {"run": {"enforcement": "reparameterization"}}, "a SpectralNormalization, which assigns its weight"),
         (softmax_tf_keras, {"run": {"enforcement": "reparameterization"}}, "needs a Keras 3 model"),
         (looking_up, {"prune": {"criterion": "synflow"}}, "looks its input up by whole numbers"),
     ],

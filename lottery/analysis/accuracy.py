@@ -185,7 +185,9 @@ def _early_stop_caption(rows: Table, interval: str = "range", **_: Any) -> str:
         style.replicates(points, _BOTH if (points["round"] == 0).any() else "bars", interval),
     ]
     if points["bound"].any():
-        sentences.append("Open markers are lower bounds: in a replicate the loss is lowest at the last step.")
+        sentences.append(
+            "Open markers are lower bounds: in at least one replicate the loss is lowest at the last step."
+        )
     if points["low"].min() < 0:
         sentences.append(style.CUT)
     return " ".join(sentences)

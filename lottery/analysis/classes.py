@@ -90,7 +90,9 @@ def _caption(found: Table, rounds: Iterable[int] | None = None, interval: str = 
         style.replicates(points, "bars", interval),
     ]
     if points["low"].min() < -_EDGE or points["high"].max() > _EDGE:
-        sentences.append("Bars that end at the edge go on: no difference is below −1 or above 1.")
+        sentences.append(
+            "Bars that end at the edge of the axes continue beyond it, although no difference is below −1 or above 1."
+        )
     return " ".join(sentences)
 
 

@@ -147,7 +147,7 @@ _SUMMED = ("lowest_loss", "at_step", "highest_accuracy", "last_loss", "last_accu
 CURVES = Analysis(
     table,
     None,
-    "Losses and accuracies measured while training, summed up; --all, --json and --csv list every evaluation.",
+    "Lowest loss, highest accuracy and last values of each split; --all, --json and --csv list every evaluation.",
     columns=_SUMMED,
     keys=("split",),
     printed=summed,

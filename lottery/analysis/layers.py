@@ -179,7 +179,7 @@ def degrees_figure(
         style.whole_ticks(ax.xaxis)
     ax.set_xlim(0.9 * fewest, max(most, 1) * 1.1)
     entries, of = _SIDES[side]
-    ax.set(xlabel=f"kept entries that {entries} ({weight})", ylabel=f"fraction of {of} with at most so many")
+    ax.set(xlabel=f"kept entries that {entries} ({weight})", ylabel=f"fraction of {of} with at most that many")
     return layout.finish(ax, points, "band")
 
 
@@ -188,7 +188,7 @@ def _degrees_caption(
 ) -> str:
     lines, weight = _degrees_of(table, weight, side, rounds)
     _, of = _SIDES[side]
-    what = f"Fraction of the {of} of {weight} that keep at most so many entries."
+    what = f"Fraction of the {of} of {weight} that keep at most the number of entries on the x axis."
     return f"{what} {style.replicates(_cumulative(lines), 'band')}"
 
 

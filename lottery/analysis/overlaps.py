@@ -161,8 +161,8 @@ def _caption(overlaps: Table, weight: str = ALL, matched: bool = False) -> str:
     after = ", after matching hidden units" if matched else ""
     return (
         f"Overlap (intersection over union) of the masks of n = {num} {of} at round {part['round'].iloc[0]},"
-        f" {which}{after}; in brackets chance, the overlap of random masks with as many entries."
-        " The colour is overlap − chance; the diagonal has densities."
+        f" {which}{after}. The number in brackets is chance: the overlap of random masks that keep as many entries."
+        " The colour shows overlap − chance; the diagonal shows densities."
     )
 
 

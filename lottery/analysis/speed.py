@@ -31,12 +31,12 @@ def figure(rows: Table, ax: Any = None, interval: str = "range", labels: Mapping
 def _caption(rows: Table, interval: str = "range", **_: Any) -> str:
     points = _points(rows, interval)
     sentences = [
-        "Steps to the lowest validation loss of the dense network, over its own steps, against density, the fraction of"
-        " prunable weights that is kept.",
+        "Steps to the lowest validation loss of the dense network, divided by the steps of the dense network, against "
+        "density, the fraction of prunable weights that is kept.",
         style.replicates(points, "bars", interval),
     ]
     if points["bound"].any():
-        sentences.append("Open markers are lower bounds: a replicate never has that loss.")
+        sentences.append("Open markers are lower bounds: at least one replicate never reaches this loss.")
     if points["low"].min() < 0:
         sentences.append(style.CUT)
     return " ".join(sentences)
@@ -65,7 +65,7 @@ def _points(rows: Table, interval: str) -> Table:
 SPEED = Analysis(
     results.table,
     figure,
-    "Steps to the lowest validation loss of dense, over the steps of dense, against density.",
+    "Steps to the lowest validation loss of dense, divided by the steps of dense, against density.",
     chapter="Accuracy",
     caption=_caption,
     title="How fast tickets learn",

@@ -119,7 +119,9 @@ def connectivity(
     if set(barriers["batch_norm"]) == {STORED}:  # as of every model without BatchNorm
         keys.remove("batch_norm")
     output.means(barriers, keys, analysis.columns)
-    output.say("Error in [0, 1]: the mean of the two ends, the highest on the line between them, and highest − ends.")
+    output.say(
+        "Errors from 0 to 1. ends: mean of both networks; highest: on the line between them; barrier: highest − ends."
+    )
     output.say(*stored.sentences(barriers))
 
 
@@ -155,7 +157,7 @@ def overlap(
         "chance: the overlap expected of random masks with as many entries of each weight.",
     )
     if matched:
-        output.say("Matched: after permuting hidden units so that the masks overlap most, and the same for chance.")
+        output.say("matched: overlap and chance after hidden units are permuted so that the masks overlap most.")
 
 
 # Commands with options of their own.

@@ -55,7 +55,7 @@ class Drawn:
                 fitting = ", ".join(other for other in plots.kinds() if name in plots.options_of(other))
                 # The option is given once for each label, so it has the singular.
                 name = "label" if name == "labels" else name
-                raise LotteryError(f"--{name} does not go with the kind {kind!r}, but with {fitting}.")
+                raise LotteryError(f"--{name} cannot be used with --kind {kind}, only with {fitting}.")
         return chosen
 
     def _labels(self) -> dict[str, str]:

@@ -17,9 +17,9 @@ from lottery.errors import LotteryError, printable
 app = App(
     name="lottery",
     help="Find winning lottery tickets: train, prune the smallest weights, rewind, repeat.",
-    epilog="Tables fit the terminal: where it is too narrow, they leave out replicates and density, and then columns "
-    "from the right, but no names; `show` has an order of its own. A line below the table names what is left out "
-    "and says what shows it.",
+    epilog="Tables fit the width of the terminal. In a narrow terminal they first leave out the columns replicates and "
+    "density, and then columns from the right, but never columns with names; `lottery show --help` lists the order of "
+    "`show`. A line below the table names the columns that are left out, and says how to see them.",
 )
 # `--help` lists them in this order.
 app.command(short_help="Run an experiment, or continue it.", cls=running.WithNames)(running.run)

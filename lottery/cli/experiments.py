@@ -61,7 +61,9 @@ class Power:
 
     difference: Annotated[
         float | None,
-        Option(help="The true ticket − dense to be found; by default 0, or the means of the run of --from."),
+        Option(
+            help="The true ticket − dense to plan for; by default 0 or, with --from, that run's mean in each round."
+        ),
     ] = None
     std: Annotated[float | None, Option(min=0, help="Standard deviation of ticket − dense between replicates.")] = None
     pilot: Annotated[
@@ -75,7 +77,7 @@ class Power:
         if self.std is not None and self.pilot is not None:
             raise LotteryError("Use --std or --from, not both.")
         if self.difference is not None and self.std is None and self.pilot is None:
-            raise LotteryError("--difference goes with --std or --from, which say how much replicates differ.")
+            raise LotteryError("--difference needs --std NUMBER or --from RUN, which say how much replicates differ.")
         if not 0 < self.power < 1:
             raise LotteryError(f"--power must be between 0 and 1, not {self.power:g}.")
 
@@ -93,16 +95,16 @@ class Power:
         difference = self.difference
         if difference is None and self.pilot is None:
             difference = 0.0
-        near = "" if self.pilot is None else ", or no round of the run is near the density"
-        true = "the difference" if difference is not None else "the run's difference"
+        near = "" if self.pilot is None else ", or the run of --from has fewer than two replicates near this density"
         rows = pilot.needed(rows, planned, rule, self.power, difference=difference, std=self.std, pilot=self.pilot)
         unit = "loss, in per cent of the loss of dense" if metric.is_loss else "accuracy, in percentage points"
         return rows, [
-            f"Replicates: of a new run, to show with a power of {100 * self.power:g} % that a round is matching if "
-            f"{true} is true; empty where more than 1,000 would not{near}. For all rounds: to show it for all "
-            f"{planned.prune.num_rounds} rounds at once, whatever the others show.",
-            "Fix the number before, in run.num_replicates, and take a seed that no earlier run has (run.seed).",
-            f"Difference and std: of the test {unit}.",
+            "Replicates: the number of replicates with which a new run shows that a round is matching, with a power of "
+            f"{100 * self.power:g} %, if the difference in the table is the true difference. Empty: 1,000 replicates "
+            f"are not enough{near}. For all rounds: the number that is enough in a test of all "
+            f"{planned.prune.num_rounds} rounds at once, whatever the other rounds show.",
+            "Set run.num_replicates before the new run starts, and run.seed to a seed that no earlier run has used.",
+            f"Difference and std: mean and standard deviation of ticket − dense for the test {unit}.",
         ]
 
 

@@ -37,8 +37,8 @@ Tolerance = Annotated[
     Option(
         min=0,
         max=1,
-        help="How much accuracy a winning or matching ticket may lose, by default 0.002; or, where the model measures "
-        "none, by what fraction its loss may exceed the loss of dense, by default 0.02.",
+        help="How much accuracy a winning or matching ticket may lose, by default 0.002. If the model measures no "
+        "accuracy: the fraction by which the ticket's loss may exceed the loss of dense, by default 0.02.",
         metavar="FRACTION",
         show_default=False,
     ),
@@ -124,10 +124,13 @@ class Training:
         if self.on != RAY:
             for name in ("address", "task_cpus", "task_gpus", "task_memory"):
                 if getattr(self, name) is not None:
-                    raise LotteryError(f"--{name.replace('_', '-')} goes with --on ray alone.")
+                    option = f"--{name.replace('_', '-')}"
+                    raise LotteryError(f"{option} needs --on ray. Add --on ray, or leave out {option}.")
             return self.workers
         if self.workers is not None:
-            raise LotteryError("--workers is for processes of this machine; on Ray the cluster decides their number.")
+            raise LotteryError(
+                "--workers cannot be used with --on ray: there, the cluster decides how many networks train at once."
+            )
         # Ray reports a node that died in a hundred lines on standard output; our own message takes one.
         os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
         from lottery.executors import ray

@@ -132,7 +132,7 @@ def _branches() -> list[tuple[str, str]]:
 
 
 WithBranches = commands.listing(
-    "Refused, because it would be no fair comparison, in runs of",
+    "Refused as unfair comparisons, in runs with",
     lambda: import_module("lottery.pruning.fairness").refusals(),
     commands.listing("Branches", _branches),
 )

@@ -51,12 +51,16 @@ def show(
     tolerance: Tolerance = None,
     long: Annotated[bool, Option("--long", help="All columns, what they mean, and what limits the verdict.")] = False,
     interval: Annotated[
-        str, Option(help="For other seeds; or two_way, for other test examples too.", metavar="|".join(INTERVALS))
+        str,
+        Option(
+            metavar="|".join(INTERVALS),
+            help="What the intervals allow for: other seeds (seeds), or other seeds and test examples (two_way).",
+        ),
     ] = SEEDS,
 ) -> None:
     """Show a run's verdict and table; --json and --csv print a row for each trained network.
 
-    With --interval two_way, both are of ticket − dense over seeds and test examples instead.
+    With --interval two_way, show ticket − dense instead, with intervals over seeds and test examples.
 
     A narrow terminal leaves out, in this order: end from, end to, kept, early stop, stops later, end, end vs dense, end
     verdict, ±, n, budget from, budget to, within budget, speed, needed, beats controls, test accuracy, round.
@@ -67,7 +71,9 @@ def show(
         raise unknown("--interval", interval, INTERVALS)
     if interval == TWO_WAY:
         if replicate is not None:
-            raise LotteryError("--replicate does not go with --interval two_way, which is over replicates.")
+            raise LotteryError(
+                "--replicate cannot be used with --interval two_way, which needs all replicates. Leave out --replicate."
+            )
         _show_two_way(run, round, metric.ACCURACY.tolerance if tolerance is None else tolerance, as_data)
         return
     rows = options.selected(results.table(run), replicate, None)
@@ -189,12 +195,12 @@ def compare(
     """
     if summed.aggregate:
         if rounds:
-            raise LotteryError("--rounds does not go with --aggregate; --density does.")
+            raise LotteryError("--rounds cannot be used with --aggregate. Choose densities with --density instead.")
         _sum_up(runs, summed, within, as_data)
         return
     for option, value in (("--density", summed.density), ("--by", summed.by), ("--out", summed.out)):
         if value:
-            raise LotteryError(f"{option} goes with --aggregate alone.")
+            raise LotteryError(f"{option} needs --aggregate. Add --aggregate, or leave out {option}.")
     _compare(runs, options.numbers("--rounds", rounds), within, as_data)
 
 

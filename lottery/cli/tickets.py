@@ -48,7 +48,10 @@ def tickets_ls(run: options.RunPath, as_data: output.AsData) -> None:
     found = found.assign(**{name: found[name].map(how) for name, how in formats.items()})
     output.rows(found, leave_out=("num_kept", "vs_dense"))
     best = "lowest mean validation loss" if measure is LOSS else "highest mean validation accuracy"
-    output.say(f"also called: best has the {best}; smallest_matching is the sparsest that is shown to be matching.")
+    output.say(
+        f"also called: best is the ticket with the {best}; smallest_matching is the sparsest ticket that is shown to "
+        "be matching."
+    )
 
 
 @app.command("show", short_help="Show what a ticket file holds.")
@@ -167,12 +170,13 @@ def _show_exported(ticket: Any, saved: Path | None, done: list[Any]) -> None:
     same_class = "Same class: the share of inputs with the same class. " if has_classes else ""
     held = "zero" if ticket.held_at is None else "at their held values"
     output.say(
-        "Each file was loaded again and compared. Difference: the largest of an output, relative to the largest "
-        f"output. {same_class}Masked entries are {held} in each file."
+        "Each file was loaded again, and its outputs were compared with the outputs of the model. Difference: the "
+        f"largest difference of two outputs, as a fraction of the largest output. {same_class}Masked entries are "
+        f"{held} in each file."
     )
     unseen = [exported.form for exported in done if not exported.zeros_checked]
     if unseen:
-        output.say(f"Formats in which this cannot be checked: {', '.join(unseen)}.")
+        output.say(f"Masked entries could not be checked in these formats: {', '.join(unseen)}.")
 
 
 def _exported(
@@ -283,8 +287,8 @@ def _show_compacted(found: Any) -> None:
         lines.append(["ms for 1 example" if num == 1 else f"ms for {num:,} examples", *times])
     output.table(TextTable(["what", "before", "after", "ratio"], lines), has_rows=False)
     unread, taken = int(small.unread.sum()), small.inputs.size
-    dropped = ", not taken any more" if taken < small.unread.size else "; --drop-inputs leaves them out"
+    dropped = "; the smaller model does not take them" if taken < small.unread.size else "; --drop-inputs removes them"
     output.say(
         f"Inputs that no weight reads: {unread:,} of {small.unread.size:,}{dropped if unread else ''}.",
-        f"Largest difference of outputs: {found.difference:.1g} of the largest. Times are medians on one thread.",
+        f"Largest difference of two outputs: {found.difference:.1g} of the largest. Times are medians on one thread.",
     )

@@ -25,7 +25,9 @@ class Again:
     recompute: Annotated[
         bool, Option("--recompute", help="Also evaluate each network again, and draw initial weights again.")
     ] = False
-    retrain: Annotated[int, Option(min=0, help="Also train so many networks again, chosen at random, and compare.")] = 0
+    retrain: Annotated[
+        int, Option(min=0, help="Also train this many networks again, chosen at random, and compare them.")
+    ] = 0
     data: Annotated[
         str, Option(help="With --recompute or --retrain: the run's data, if they are not found.", metavar="FILE")
     ] = ""
@@ -83,7 +85,7 @@ def _verify_run(run: Path, again: Again) -> None:
         verb = "is" if sum(results) == 1 else "are"
         output.say(f"{sum(results)} of {len(results)} {verb} wrong.", *(recomputed.notes if recomputed else []))
         if again.retrain and not trained_again:
-            output.say("No network was trained again, because networks are trained from what is stored.")
+            output.say("No network was trained again, because training starts from stored files, and some are wrong.")
         raise typer.Exit(1)
     more = f" and {num_more} more" if num_more > 0 else ""
     output.say(f"{stored} of {wanted} networks{more} are stored; every checksum and every invariant holds.")
@@ -165,4 +167,4 @@ def _verify_ticket(file: Path) -> None:
         if {"name", "keras"} & ticket.architecture.keys():
             raise typer.Exit(1) from None
     else:
-        output.say("Its network can be built, of Keras' own layers; nothing in the file is run.")
+        output.say("The network can be built from Keras' own layers. No code from the file is run.")

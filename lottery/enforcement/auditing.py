@@ -148,7 +148,7 @@ def _gradients(model: Any, batch: Any) -> dict[int, np.ndarray]:
     if getattr(model, "optimizer", None) is None:
         raise LotteryError("audit: gradients of a batch need the model's loss; compile it, or leave out `batch`.")
     if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
-        raise LotteryError("audit: `batch` must be a pair, inputs and labels, or these and the weights of examples.")
+        raise LotteryError("audit: `batch` must be (inputs, labels) or (inputs, labels, weights of examples).")
     refused = f"audit: the loss of the model {model.name!r} cannot be computed on the batch"
     # Normalisation, dropout and metrics change their variables in training.
     with undisturbed(model, model.variables), evaluating(refused), tf.GradientTape() as tape:

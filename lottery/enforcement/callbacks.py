@@ -65,8 +65,9 @@ class FitCallback(keras.callbacks.Callback):
         """Refuse to train on once a ``fit`` inside this one has removed the callback."""
         if self._installed is None:
             raise LotteryError(
-                f"This {type(self).__name__} is in a fit that has not ended, and was closed or used inside it; use "
-                "another callback, or a context manager of lottery.enforcement around both."
+                f"A fit that has not ended uses this {type(self).__name__}, but the callback was closed or used again "
+                "in the meantime. Use another callback for a fit inside this fit, or a context manager of "
+                "lottery.enforcement around both fits."
             )
 
     def on_train_end(self, logs: Any = None) -> None:

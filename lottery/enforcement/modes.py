@@ -253,8 +253,9 @@ def _refuse_spectral(model: Any, masks: Mapping[str, Any]) -> None:
         is_spectral = any(cls.__name__ == "SpectralNormalization" and is_keras(cls) for cls in type(layer).__mro__)
         if is_spectral and masked_ids & {id(variable) for variable in layer.variables}:
             raise LotteryError(
-                f"The layer {layer.name!r}, a SpectralNormalization, assigns its weight while it computes, and "
-                'reparameterization has a tensor in its place there; use another mode, such as "constraint".'
+                f"The layer {layer.name!r} is a SpectralNormalization, which assigns its weight while it computes. In "
+                'the mode "reparameterization" the weight is then a tensor, which cannot be assigned; use another '
+                'mode, such as "constraint".'
             )
 
 

@@ -174,7 +174,7 @@ def frozen(model: Any, entries: Sequence["Held"]) -> Iterator[None]:
 def computing_with(entries: Sequence["Held"]) -> Iterator[None]:
     """Let everything that reads a variable see held values, with a gradient for kept entries only; also a decorator."""
     # A decorator: each call must enter `seen_as` anew, for a tensor of one graph is of no use in another.
-    how = 'reparameterization has a tensor in its place there; use another mode, such as "constraint"'
+    how = 'in the mode "reparameterization" it is then a tensor; use another mode, such as "constraint"'
     with seen_as([(entry.name, entry.variable, partial(_differentiable, entry)) for entry in entries], how):
         yield
 
@@ -214,7 +214,7 @@ def _differentiable(entry: "Held", value: Any) -> Any:
 
 def _refused(name: str, how: str, assign: Method) -> Method:
     def refuse(*arguments: Any, **named: Any) -> Any:
-        raise LotteryError(f"{name!r} is assigned while the network computes, and {how}.")
+        raise LotteryError(f"{name!r} cannot be assigned while the network computes: {how}.")
 
     return refuse
 

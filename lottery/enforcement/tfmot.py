@@ -64,7 +64,7 @@ def _hosts(layers: Sequence[Any], entries: Sequence[Held]) -> tuple[dict[str, An
         elif known:
             names = [value.name.split(":")[0].rsplit("/", 1)[-1] for value in pruned[id(known[-1])] or ()]
             only = f"only {' and '.join(names)}" if names else "nothing"
-            reasons[entry.name] = f"of a {type(weights.inside(known[-1])).__name__} it prunes {only}"
+            reasons[entry.name] = f"in a layer of type {type(weights.inside(known[-1])).__name__} it prunes {only}"
         elif around:
             reasons[entry.name] = f"it does not know the layer {type(around[-1]).__name__}"
         else:
@@ -131,8 +131,9 @@ def _with_layers(model: Any, new: dict[int, Any]) -> Any:
         copy = library.models.clone_model(model, clone_function=layer_of)
     if type(copy) is not type(model):
         raise LotteryError(
-            f"Keras makes a plain {type(copy).__name__} of the {type(model).__name__} {model.name!r}, without its own "
-            'methods; use a Sequential or functional model, or the mode of enforcement "tfmot", which copies nothing.'
+            f"When Keras copies the model {model.name!r}, it makes a plain {type(copy).__name__} and drops the methods "
+            f"of {type(model).__name__}. Use a Sequential or functional model, or the mode of enforcement "
+            '"tfmot", which does not copy the model.'
         )
     return copy
 

@@ -104,7 +104,8 @@ def pickled(initializer: Initializer) -> bytes:
         return cloudpickle.dumps(initializer)
     except Exception as error:  # whatever a user's own object raises
         raise LotteryError(
-            f"What was passed cannot be sent to another process ({error}); pass functions that make it there."
+            f"An object that was passed cannot be sent to another process ({error}); pass a function that makes the "
+            "object there."
         ) from error
 
 

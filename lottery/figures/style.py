@@ -26,7 +26,7 @@ STYLES: tuple[BranchStyle, ...] = (
 
 DENSITY = "density (fraction of prunable weights kept)"
 MOST = 6  # rounds in one figure by default
-CUT = "Bars that end at the edge go on."
+CUT = "Bars that end at the edge of the axes continue beyond it."
 # The bars and bands of a figure, by the name of their interval.
 INTERVALS = {"range": "lowest to highest", "t": "95 % t interval for the mean"}
 

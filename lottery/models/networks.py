@@ -240,10 +240,11 @@ def builder(
     module_name, _, function_name = name.partition(":")
     if not import_code:
         place = module_file(module_name)
-        found = f"from {str(place)!r}" if place else "which is not found as a file,"
+        found = repr(str(place)) if place else "not found as a file"
         raise LotteryError(
-            f"model.name: a file names {name!r}, and to import the module {module_name!r} {found} would run its code; "
-            "add --import-code (in Python import_code=True) if you trust it, or type the name yourself."
+            f"model.name: a file names the network {name!r}. Importing the module {module_name!r} ({found}) would run "
+            "its code. If you trust the code, add --import-code (in Python import_code=True), or type the name "
+            "yourself."
         )
     # A command that is installed, unlike `python`, does not search the current folder.
     here = str(Path.cwd())

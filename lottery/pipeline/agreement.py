@@ -38,9 +38,10 @@ def agreed(run: Path, experiment: config.Experiment, prepared: Prepared) -> list
         elsewhere, said = compared(run, prepared)
         if said:
             return [said]
-    why = f", or {elsewhere} makes it look so" if elsewhere else ""
+    why = f" (or it looks different here, because the run started with {elsewhere})" if elsewhere else ""
     raise LotteryError(
-        f"{str(run)!r} began with another model or function{why}. Pass the model and the functions that it began with."
+        f"{str(run)!r} began with another model or function{why}. Pass the model and the functions that the run began "
+        "with."
     )
 
 

@@ -131,7 +131,9 @@ def _name(function: branches.BranchFunction) -> str:
     name = getattr(function, "__name__", type(function).__name__)
     taken = name == store.TICKET or (name in branches.BRANCHES and branches.BRANCHES[name].function is not function)
     if taken or not name.isidentifier():
-        raise LotteryError(f"The name {name!r} is taken by a branch of lottery. Rename the function.")
+        raise LotteryError(
+            f"branch: {name!r} is the name of a branch of lottery, or not an identifier. Rename the function."
+        )
     return name
 
 

@@ -44,7 +44,8 @@ def check_model(experiment: config.Experiment, model: Any) -> None:
     tfmot.refuse_wrapped(model)
     if not experiment.train.on_several_devices and mirrored.strategy_of(model) is not None:
         raise LotteryError(
-            'The model is made under a strategy of its own; leave it out, and set train.devices = "mirrored".'
+            "The model is built under a tf.distribute strategy. Build the model without a strategy, and set "
+            'train.devices = "mirrored".'
         )
 
 

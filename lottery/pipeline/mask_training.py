@@ -18,7 +18,7 @@ from lottery.training import compiling
 from lottery.training.examples import example_batch
 from lottery.training.trainer import Trainer
 
-_ASSIGNED = "a learned mask is in its place there; leave this branch out"
+_ASSIGNED = "while this branch learns masks, it is a tensor; leave the branch out"
 
 
 @dataclass(frozen=True)

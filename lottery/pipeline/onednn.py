@@ -73,9 +73,9 @@ def notes(recorded: Mapping[str, Any]) -> list[str]:
     if before == now or (before is None and OURS not in os.environ):
         return []
     if _is_users():
-        why = f"{VARIABLE} is set to {os.environ[VARIABLE]}; unset it to keep the run's"
+        why = f"{VARIABLE} is set to {os.environ[VARIABLE]}; unset this variable to keep the setting of the run"
     else:
-        why = "TensorFlow was imported like that; use a new process to keep the run's"
+        why = "TensorFlow was already imported with this setting; use a new process to keep the setting of the run"
     return [f"The run started with oneDNN {WORDS[before]} and goes on with it {WORDS[now]}, so bits may differ: {why}."]
 
 

@@ -36,8 +36,8 @@ def located(
             continue
         if not agreement.is_observed(recorded):
             notes.append(
-                f"{other} has the same settings, but an earlier version of lottery stored it, which did not observe "
-                "what models compute; this is a new run."
+                f"{other} has the same settings, but an earlier version of lottery stored it, and did not observe what "
+                "its model computes. A new run begins."
             )
             continue
         elsewhere, said = agreement.compared(other, prepared)
@@ -45,8 +45,8 @@ def located(
             return other, replace(prepared, experiment=like), [said]
         if elsewhere:
             notes.append(
-                f"{other} has the same settings, but started with {elsewhere}, and what its model and functions "
-                "compute differs here; this is a new run."
+                f"{other} has the same settings, but started with {elsewhere}, and its model and functions compute "
+                "other values here. A new run begins."
             )
     return path, prepared, notes
 

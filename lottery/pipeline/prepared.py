@@ -84,10 +84,11 @@ class Prepared:
         model, settings = self.trainer.model, self.experiment.train
         if keras_of(model).__name__ == "tf_keras":
             why = f"the model {model.name!r} is a tf_keras model"
-            raise LotteryError(f"{branch} learns masks of Keras 3 models alone, and {why}; leave it out.")
+            raise LotteryError(f"{branch} learns masks only of Keras 3 models, but {why}; leave out {branch}.")
         if settings.on_several_devices:
             raise LotteryError(
-                f'{branch} learns masks on one device, and train.devices is "{settings.devices}"; leave it out.'
+                f'{branch} learns masks only on one device, but train.devices is "{settings.devices}"; leave out '
+                f"{branch}."
             )
 
 
@@ -129,8 +130,8 @@ def with_model(experiment: config.Experiment, model: Any, is_passed: bool) -> co
     # The values that are set would have no effect, and a record would have them all the same.
     if own and settings.optimizer != COMPILED:
         raise LotteryError(
-            f"The model is compiled already, so train.{' and train.'.join(sorted(own))} cannot be set; leave it out, "
-            "or set it where you compile the model."
+            f"The model is compiled already: leave out train.{' and train.'.join(sorted(own))}, and choose the "
+            "optimizer and its learning rate where you compile the model."
         )
     learning_rate = optimizers.learning_rate(model)
     rates = learning_rate if isinstance(learning_rate, dict) else {"": learning_rate}  # of a MultiOptimizer, by name

@@ -69,7 +69,7 @@ def opened(
         rule = "every prediction had to be the same"
         if again.elsewhere:
             rule = (
-                "an example could differ where its two highest outputs agree to "
+                "a prediction was allowed to differ where the two highest outputs agree to "
                 f"{100 * again.rounding:g} %, because this machine has {' and '.join(again.elsewhere)}"
             )
         notes.append(f"Losses, accuracies and stored predictions were computed again from the stored weights; {rule}.")
@@ -141,7 +141,7 @@ class _Recomputing:
     ) -> Iterator[str]:
         loss, accuracy = found
         if not np.isclose(loss, recorded[0], rtol=self.share or LOSS, atol=LOSS):
-            yield f"The {what} loss is {loss:.6f} when computed again, recorded is {recorded[0]:.6f}."
+            yield f"The {what} loss is {loss:.6f} when computed again, but {recorded[0]:.6f} in the record."
         is_close = partial(np.isclose, accuracy, recorded[1], rtol=0, equal_nan=True)
         if is_close(atol=ACCURACY_ROUNDING):
             return
@@ -151,7 +151,7 @@ class _Recomputing:
             share = max(1 / num, self.share) if num else self.share
             allowed += share if examples is None else float(np.mean(examples))
         if not is_close(atol=allowed):
-            yield f"The {what} accuracy is {accuracy:.6f} when computed again, recorded is {recorded[1]:.6f}."
+            yield f"The {what} accuracy is {accuracy:.6f} when computed again, but {recorded[1]:.6f} in the record."
 
     def _predicted(self, classes: Classes | None, stored: StoredRound, when: str, tied: FindTied) -> Iterator[str]:
         """Compare stored predictions with those computed again."""
@@ -185,13 +185,14 @@ class _Recomputing:
         for kind, (for_record, against) in self._decided.items():
             num = for_record + against
             self._note(
-                f"Of {self._num_predictions:,} predictions, {num} of {kind} networks are right once: "
-                f"{for_record} in the record alone, {against} when computed again alone."
+                f"Of {self._num_predictions:,} predictions that were computed again, {num} of {kind} networks changed "
+                f"between right and wrong: {for_record} are right only in the record, {against} only when computed "
+                "again."
             )
             if num and binomtest(for_record, num).pvalue < TOO_ONE_SIDED:
                 wrong.append(
-                    f"Of {num} predictions of {kind} networks that differ, {for_record} are right in the record alone: "
-                    "rounding would favour neither."
+                    f"Of {num} predictions of {kind} networks that changed between right and wrong, {for_record} are "
+                    "right only in the record. Rounding would change about as many in each direction."
                 )
         return wrong
 

@@ -154,7 +154,8 @@ def _apart(stored: StoredRound, again: StoredRound) -> list[str]:
         allowed = max(least, DEVIATIONS * _deviation(stored, key))
         if not abs(recorded - found) <= allowed:
             wrong.append(
-                f"The {name} test {kind} is {found:.4f}, recorded is {recorded:.4f}: more than {allowed:.4f} apart."
+                f"The {name} test {kind} is {found:.4f}, but {recorded:.4f} in the record: more than {allowed:.4f} "
+                "apart."
             )
     return wrong
 

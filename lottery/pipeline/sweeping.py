@@ -52,7 +52,9 @@ def points(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] 
     grid = config.flat(grid)
     for key, values in grid.items():
         if key in FIXED or "." not in key:
-            raise LotteryError(f"A sweep must be over keys of a section other than {FIXED[1]!r}, not {key!r}.")
+            raise LotteryError(
+                f"A sweep can vary any key of a section, such as prune.rate, except {FIXED[1]}. It cannot vary {key!r}."
+            )
         if not isinstance(values, list) or not values:
             raise LotteryError(f"sweep.{key} must be a list of values, not {values!r}.")
     if base is not None:

@@ -67,7 +67,9 @@ def check_fair(name: str, prune: "Prune", rewind: "Rewind", subject: str = "") -
 def check_rounds(name: str, rounds: Collection[int]) -> None:
     """Raise `LotteryError` if a branch trains survivors on, and round 0, which has none, is among the rounds."""
     if BRANCHES[name].trains_on and 0 in rounds:
-        raise LotteryError(f"{name} trains on what a round has pruned, and round 0 prunes nothing: leave out round 0.")
+        raise LotteryError(
+            f"{name} continues the training of a pruned network, and round 0 prunes nothing: leave out round 0."
+        )
 
 
 def fair(mode: str, step: int = 0, held_at: str = "zero") -> list[str]:
@@ -80,6 +82,6 @@ def refusals() -> list[tuple[str, str]]:
     """List the settings with the branches that have no fair comparison there, as lines of a help text."""
     allowed = {f"rewind.mode={mode}": fair(mode) for mode in rewinding.REWINDS}
     allowed |= {f"prune.held_at={name}": fair("weights", held_at=name) for name in mask_actions.MASK_ACTIONS}
-    allowed["other prune.granularity than weight"] = [name for name in BRANCHES if not BRANCHES[name].of_entries]
+    allowed["prune.granularity other than weight"] = [name for name in BRANCHES if not BRANCHES[name].of_entries]
     refused = {way: [name for name in BRANCHES if name not in names] for way, names in allowed.items()}
     return [(way, ", ".join(names)) for way, names in refused.items() if names]

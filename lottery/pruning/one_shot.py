@@ -67,8 +67,8 @@ def prune(
             f'below cannot prune with granularity "{how.name}". Use sparsity, the fraction of groups to remove.'
         )
     if (sparsity is None) == (below is None):
-        given = "neither" if sparsity is None else f"sparsity={sparsity!r} and below={below!r}"
-        raise LotteryError(f"prune needs one of sparsity and below, not {given}.")
+        given = "neither is given" if sparsity is None else f"both are given, {sparsity!r} and {below!r}"
+        raise LotteryError(f"prune needs either sparsity or below; {given}.")
     general = ranking.number(what, below if sparsity is None else sparsity, highest)
     # Groups are made from what stays whole, so these rates are resolved before there are any.
     whole = [name for name, rate in by_weight.items() if not rate]

@@ -39,9 +39,9 @@ def about(run: ReportedRun) -> str:
     """Name the network, the data and the criterion of a run, or say that they were passed."""
     experiment = run.experiment
     criterion = experiment.prune.criterion
-    network = "a passed network" if experiment.model.name == GIVEN else experiment.model.name
-    data = "passed data" if experiment.data.name == GIVEN else experiment.data.name
-    pruning = "pruning by a passed criterion" if criterion == GIVEN else f"{criterion} pruning"
+    network = "a network passed in Python" if experiment.model.name == GIVEN else experiment.model.name
+    data = "data passed in Python" if experiment.data.name == GIVEN else experiment.data.name
+    pruning = "pruning by a criterion passed in Python" if criterion == GIVEN else f"{criterion} pruning"
     return f"{network} on {data} · {pruning}"
 
 

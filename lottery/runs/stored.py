@@ -216,7 +216,8 @@ def _difference(trained: Mapping[str, Any], start: Mapping[str, Any]) -> str:
             return f"it has {name[:80]!r}, which the initial weights do not have"
         if trained[name] != start[name]:
             (own, own_shape), (wanted, shape) = trained[name], start[name]
-            return f"{name} has type {own} and shape {list(own_shape)}, and at first {wanted} and {list(shape)}"
+            at_first = f"type {wanted} and shape {list(shape)}"
+            return f"{name} has type {own} and shape {list(own_shape)}, but the initial weights have {at_first}"
     return ""
 
 

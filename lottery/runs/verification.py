@@ -20,8 +20,8 @@ from lottery.runs.stored import StoredRound, stored_rounds
 from lottery.training.records import ACCURACY_ROUNDING
 
 NOT_PROVED = (
-    "Not proved: that the stored weights are of the steps in the record, and the curves between the stored states. "
-    "On the machine of the run, --retrain proves both for the networks that it trains again."
+    "Not proved: that the stored weights belong to the steps in the record, and that the curves are right between the "
+    "stored states. On the machine of the run, --retrain proves both for the networks that it trains again."
 )
 DRAWN = ("start weights",)  # what a branch needs the model for, if only to draw initial weights
 
@@ -214,7 +214,7 @@ def _wrong_curve(stored: StoredRound, curves: Curves) -> Iterator[str]:
     # Of equal losses the first step, as in training.
     stop = min(candidates, key=lambda step: (validation[step][0], step), default=last)
     if record["early_stop_step"] != stop:
-        yield f"The early-stop step is {record['early_stop_step']}, the curve has its minimum at {stop}."
+        yield f"The early-stop step is {record['early_stop_step']}, but the curve has its minimum at step {stop}."
     else:
         for when, step in (("early_stop", stop), ("final", last)):
             for split in _unlike(record, when, curves, step):
@@ -225,13 +225,13 @@ def _wrong_curve(stored: StoredRound, curves: Curves) -> Iterator[str]:
         lowest = StoredRound(stored.run, stored.replicate, 0).record["early_stop_val_loss"]
         step = min((step for step in candidates if validation[step][0] <= lowest), default=None)
         if recorded != step:
-            yield f"The record says that it had the dense network's lowest loss at step {recorded}, the curve {step}."
+            yield f"It reaches the lowest loss of dense at step {recorded} in the record, but at {step} in the curve."
     if stored.branch == store.TICKET:
         expected = (experiment.rewind.step if stored.round else 0, experiment.train.num_steps)
     else:
         expected = (record["first_step"], record["last_step"])
     if (first, last) != expected:
-        yield f"The curve goes from step {first} to {last}, training from {expected[0]} to {expected[1]}."
+        yield f"The curve goes from step {first} to {last}, but training from step {expected[0]} to {expected[1]}."
 
 
 def _unlike(record: dict[str, Any], when: str, curves: Curves, step: int) -> Iterator[str]:
@@ -257,7 +257,7 @@ def _wrong_budget(stored: StoredRound, curves: Curves) -> Iterator[str]:
     step = min(within, key=lambda step: (validation[step][0], step), default=None)
     is_ticket = stored.branch == store.TICKET
     if step is None or not is_ticket or record["early_stop_step"] <= budget or recorded != step:
-        yield f"The record has a network within the budget of {budget} steps at {recorded}, the curve at {step}."
+        yield f"The network within the budget of {budget} steps is at {recorded} in the record, at {step} in the curve."
         return
     for split in _unlike(record, "budget", curves, step):
         yield f"The record's {split} loss and accuracy within the budget differ from the curve."
@@ -298,7 +298,7 @@ def _wrong_predictions(stored: StoredRound) -> Iterator[str]:
         recorded = float(np.array(stored.record[f"{when}_test_accuracy"], float))  # JSON has no NaN
         # The negation counts NaN as wrong.
         if not abs(accuracy - recorded) <= ACCURACY_ROUNDING:
-            yield f"The {when} predictions give a test accuracy of {accuracy:.6f}, recorded is {recorded:.6f}."
+            yield f"The {when} predictions give a test accuracy of {accuracy:.6f}, but the record has {recorded:.6f}."
 
 
 def _wrong_round(stored: StoredRound, before: StoredRound | None, dense: StoredRound) -> Iterator[str]:

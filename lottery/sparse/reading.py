@@ -516,7 +516,7 @@ def _loss(model: Any, activation: str, kernels: Any) -> tuple[str, str, float]:
     is_binary = name == "binary_crossentropy"
     if name == "mean_squared_error" or of_logits:
         if activation == "softmax" or (is_binary and activation == "sigmoid"):
-            raise Obstacle(f"the loss {name} takes the outputs of a {activation} for other than probabilities")
+            raise Obstacle(f"the loss {name} does not take the outputs of a {activation} as probabilities")
         return name, activation, 0.5
     if activation == ("sigmoid" if is_binary else "softmax"):
         # Keras, too, then computes the loss from what goes into the activation, if the loss gets what comes out of it.
@@ -526,7 +526,7 @@ def _loss(model: Any, activation: str, kernels: Any) -> tuple[str, str, float]:
     if is_binary and activation != "softmax":
         library = "" if keras_of(model).__name__ == "keras" else ", tf_keras"
         return f"{name} of probabilities{library}", activation, 0.5
-    raise Obstacle(f"the loss takes the outputs of a layer with {activation} for probabilities")
+    raise Obstacle(f"the loss takes the outputs of a layer with {activation} as probabilities")
 
 
 def _compiled_loss(model: Any, kernels: Any) -> tuple[str, bool]:

@@ -176,7 +176,7 @@ def confounded(runs: Sequence[str | PathLike[str]], by: str) -> list[str]:
     others = {key for (_, key), values in settings.items() if len(values) > 1} - {by, *_OF_NO_NETWORK}
     if not others:
         return []
-    return [f"These runs differ not in {by} alone, but also in {listed(sorted(others))}."]
+    return [f"These runs differ not only in {by}, but also in {listed(sorted(others))}."]
 
 
 def dependent(runs: Sequence[str | PathLike[str]], by: str = "") -> list[str]:
@@ -187,7 +187,8 @@ def dependent(runs: Sequence[str | PathLike[str]], by: str = "") -> list[str]:
     for (_, task), run in cells.items():
         groups.setdefault(comparison.drawn_from(run), {})[task] = None
     return [
-        f"{listed(tasks)} have the same data and seed: their replicates are not independent, as the intervals assume."
+        f"{listed(tasks)} have the same data and seed, so their replicates are not independent, but the intervals "
+        "assume independence."
         for tasks in groups.values()
         if len(tasks) > 1
     ]

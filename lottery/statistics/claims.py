@@ -163,7 +163,7 @@ def best_difference(rows: Table, claim: Claim) -> Reading:
         return _missing(TICKET, absent)
     number = max(found, key=lambda number: found[number].mean)
     verdict = FAIL if all(mean.high < least for mean in found.values()) else CANNOT_TELL
-    return Reading(f"{found[number].text()} at the most (round {number})", PASS if passed else verdict)
+    return Reading(f"{found[number].text()} in round {number}, the highest", PASS if passed else verdict)
 
 
 def early_stop(rows: Table, claim: Claim) -> Reading:
@@ -236,7 +236,7 @@ def in_each(
     lowest = min(failed or found, key=lambda number: (found[number].low, found[number].mean))
     text = found[lowest].text("+,.0f", " steps") if of_steps else found[lowest].text()
     if len(found) > 1:
-        text += f" at the least (round {lowest})"
+        text += f" in round {lowest}, the lowest"
     passed = all(mean.low >= least - LAST_PLACE for mean in found.values())
     verdict = PASS if passed else CANNOT_TELL
     return Reading(text, FAIL if failed else verdict)

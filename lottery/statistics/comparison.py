@@ -33,8 +33,8 @@ def tables(runs: list[Path]) -> dict[str, Table]:
         for what, own, its in zip(("data set", "run.seed"), drawn_from(run), drawn_from(first), strict=True):
             if own != its:
                 raise LotteryError(
-                    f"{str(run)!r} has another {what} than {str(first)!r}, so their replicates are not pairs to "
-                    "compare. --aggregate sums up runs of several data sets."
+                    f"{str(run)!r} has another {what} than {str(first)!r}, so their replicates cannot be compared in "
+                    "pairs. Use --aggregate for runs of several data sets."
                 )
     found = {label: results.table(run) for label, run in labels.items()}
     for label, rows in found.items():
@@ -164,7 +164,7 @@ def left_out(tables: Mapping[str, Table], found: Table, within: float = WITHIN) 
             continue
         other = "any other run" if name == first else first
         what = f"{ranges(absent, 'round')} of {name}"
-        why = f"no round that is left in {other} has a density within {100 * within:g} %"
+        why = f"no unpaired round of {other} has a density within {100 * within:g} %"
         sentences.append(f"Not compared: {what}, because {why}.")
         if not own - {0} and name != first:
             sentences.append(f"Only the dense networks of {name} are compared.")

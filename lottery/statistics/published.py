@@ -17,8 +17,8 @@ from lottery.statistics.claims import CANNOT_TELL, FAIL, MISSING, OPEN, PASS, RE
 from lottery.text_tables import Table
 
 READING = (
-    f"{PASS}: the whole 95 % interval over replicates meets the bound in brackets, which is ours; {FAIL}: none of it; "
-    f"{CANNOT_TELL}: a part; {OPEN}: {MISSING}."
+    f"{PASS}: the whole 95 % interval over replicates meets the bound in brackets, which is ours; {FAIL}: no part of "
+    f"the interval meets it; {CANNOT_TELL}: only a part meets it; {OPEN}: the numbers are {MISSING}."
 )
 
 

@@ -94,8 +94,8 @@ def limits(judgement: Judgement) -> list[str]:
     if has_several and len(rounds) > 1 and any(judgement.shown.values()):
         shown = {word: percent(line["density"]) if line else "none" for word, line in judgement.shown.items()}
         found.append(
-            "The table judges each round by itself. The smallest density shown for all "
-            f"{len(rounds)} rounds at once (error {100 * rule.level:.2g} % each): "
+            f"The table judges each round by itself. In a test of all {len(rounds)} rounds at once (error "
+            f"{100 * rule.level:.2g} % for each verdict), the smallest densities shown are: "
             f"{', '.join(f'{word} {density}' for word, density in shown.items())}."
         )
     if has_several and (rounds["verdict"] == CANNOT_TELL).any():
@@ -125,8 +125,10 @@ def _shown(judgement: Judgement) -> Headline:
         parts.append("They are not called winning: that they match dense within its steps is not shown")
     if sparsest["final_verdict"] in (CANNOT_TELL, NOT_MATCHING):
         which = "the ticket" if clearest["round"] == sparsest["round"] else "the sparsest of them"
-        what = "is undecided" if sparsest["final_verdict"] == CANNOT_TELL else "loses"
-        parts.append(f"At the end of training {which} {what}: {_end_in_words(sparsest, rule)}")
+        matches = f"{which} does not match dense"
+        if sparsest["final_verdict"] == CANNOT_TELL:
+            matches = f"it is not decided whether {which} matches dense"
+        parts.append(f"At the end of training {matches}: {_end_in_words(sparsest, rule)}")
     return Headline(" ".join(f"{part}." for part in parts), OPEN if clearest["special"] == "no" else GOOD)
 
 
@@ -156,7 +158,7 @@ def _beside_dense(mean: str, metric: Metric) -> str:
         return "the same test loss as dense" if metric.is_loss else "as accurate as dense"
     if metric.is_loss:
         return f"a test loss {mean.lstrip('+−')} {'below' if mean.startswith('−') else 'above'} the loss of dense"
-    return f"{mean} points {'over' if mean.startswith('+') else 'against'} dense"
+    return f"{mean} points {'over' if mean.startswith('+') else 'compared with'} dense"
 
 
 def _is_zero(mean: str) -> bool:
@@ -171,8 +173,8 @@ def _speed(line: Mapping[str, Any]) -> list[str]:
     # By the text: 0.996 reads as 1, too. An exponent is not a number for a newcomer.
     text = f"{share:.2g}" if share < 10 else f"{share:,.0f}"
     if text == "1":
-        return ["in as many steps"]
-    return [f"in {text} {'of' if share < 1 else 'times'} its steps"]
+        return ["in as many steps as dense"]
+    return [f"in {text} {'of' if share < 1 else 'times'} the steps of dense"]
 
 
 def _over_controls(judgement: Judgement, ticket: Mapping[str, Any]) -> list[str]:
@@ -201,7 +203,7 @@ def _nearest(rounds: Table, rule: Rule) -> Headline:
     single = verdicts.sparsest(rounds[rounds["verdict"].isin((WINNING, MATCHING))])
     if single is not None:
         unsure = f"{_too_few(rounds['replicates'].max())} for all {len(rounds)} rounds at once"
-        nearest = f"The sparsest ticket that is {single['verdict']} by itself"
+        nearest = f"The sparsest ticket that is {single['verdict']} in the test of its own round"
         best = _in_words(_as_judged(single), rule)
         return Headline(f"No {rule.word} ticket is shown: {unsure}. {nearest} has {best}.", OPEN)
     undecided = rounds[rounds["verdict"] == CANNOT_TELL]
@@ -211,7 +213,7 @@ def _nearest(rounds: Table, rule: Rule) -> Headline:
             lost = f"the loss of every round is more than {_tolerance(rule)} above the loss of dense"
         return Headline(f"No {rule.word} ticket: {lost}. The best has {_in_words(_best(rounds), rule)}.", BAD)
     # A sparser ticket with a lower mean may be undecided too.
-    nearest = "The sparsest ticket that keeps up with dense by the mean"
+    nearest = "The sparsest ticket whose mean keeps up with dense"
     line = verdicts.sparsest(undecided[undecided["mean"] >= rule.bound])
     if line is None:
         line, nearest = _best(undecided), "The nearest ticket"
@@ -245,8 +247,8 @@ def _of_one_replicate(rounds: Table, rule: Rule) -> str:
         return f"{head}, and here no ticket keeps up with dense. The best has {_in_words(_best(rounds), rule)}."
     within = ""
     if by_mean["mean"] < 0:
-        within = f" (dense {'+' if rule.metric.is_loss else '−'} {_tolerance(rule)} or better)"
-    return f"{head}; here, the sparsest that keeps up with dense{within} has {_in_words(by_mean, rule)}."
+        within = f" (within the tolerance of {_tolerance(rule)})"
+    return f"{head}. Here, the sparsest ticket that keeps up with dense{within} has {_in_words(by_mean, rule)}."
 
 
 def _tolerance(rule: Rule) -> str:

@@ -118,7 +118,7 @@ def _key_of_rounds(judgement: Judgement, points: Table) -> dict[str, str]:
         "error of that is divided by the number of controls",
         metric.name: f"at the early-stop step, {mean}; end: after the last step{_lower(metric)}",
         "within budget": "as vs dense, with the ticket at its lowest validation loss up to the early stop of dense",
-        "speed": "steps to the lowest validation loss of dense, over the steps of dense; empty if never reached",
+        "speed": "steps to the lowest validation loss of dense, divided by the steps of dense; empty if never reached",
         "stops later": "later or no later than dense, by the early-stop steps; no part of the verdict",
         "vs dense": f"ticket − dense, {_unit(metric)}, paired by replicate, and its interval for this round by itself",
     }
@@ -216,7 +216,7 @@ def transfers(rows: Table, points: Table) -> TextTable | None:
         metric.name: "on the other data, mean and standard deviation (±) over n replicates",
         "vs dense there": f"ticket − dense, {_unit(metric)}, both trained on the other data, and its 95 % interval",
     }
-    how = "the same lottery branch as before trains it"
+    how = "run the same `lottery branch` command again to train it"
     notes = [f"{label} has no dense network on its data; {how}." for label, found in compared.items() if found.empty]
     return text_tables.of_rows(pairs.to_dict("records"), columns, key=key, notes=notes, leave_out=("±", "n"))
 
@@ -288,19 +288,19 @@ def aggregated(found: Table, tasks: Sequence[str]) -> TextTable:
             between = formatting.ends(unit * row[f"{name}_low"], unit * row[f"{name}_high"], form)
             value = number(unit * row[name], form)
             row[name] = f"{value} ({between})" if value else ""
-    beaten = f"P({first} > it)"
+    beaten = f"P({first} > method)"
     columns: Columns = {
         "density": ("at", formatting.percent),
         "method": ("method", str),
         "IQM vs dense": ("iqm", str),
-        "P(it > dense)": ("over_dense", str),
+        "P(method > dense)": ("over_dense", str),
         beaten: ("first_over", str),
     }
     key = {
         "IQM vs dense": "interquartile mean of method − dense, in percentage points, over all replicates of all "
         "tasks; in brackets the 95 % interval of the stratified bootstrap, which is too narrow for few replicates",
-        "P(it > dense)": "probability that a network of the method is more accurate than a dense network",
-        beaten: f"probability that a network of {first} is more accurate than one of the method",
+        "P(method > dense)": "probability that a network of the method is more accurate than a dense network",
+        beaten: f"probability that a network of {first} is more accurate than a network of the method",
     }
     noun = "tasks" if len(tasks) > 1 else "task"
     over = f"{len(tasks)} {noun} ({', '.join(tasks)}), {num} of each"

@@ -133,8 +133,8 @@ def _check_ticket(model: Any, masks: Masks, state: dict[str, np.ndarray], form: 
     if tfmot.find(model) and not how.takes_wrappers:
         takers = " or ".join(repr(name) for name, other in EXPORTS.items() if other.takes_wrappers)
         raise LotteryError(
-            f"The model {model.name!r} is wrapped by tfmot, without which {form!r} cannot be loaded; take the wrappers "
-            f"off with lottery.enforcement.tfmot.strip, or export the form {takers}."
+            f"The model {model.name!r} is wrapped by tfmot, so {form!r} could not be loaded without tfmot. Take the "
+            f"wrappers off with lottery.enforcement.tfmot.strip, or export the form {takers}."
         )
     for what in how.single:
         tensors = getattr(model, what, None)

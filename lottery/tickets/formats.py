@@ -151,8 +151,8 @@ def onnx_opened(path: Path, model: Any) -> Opened:
     if others:
         names = ", ".join(repr(other.name) for other in others)
         raise LotteryError(
-            f"The model {model.name!r} has constants of which tf2onnx makes further inputs, {names}, as the "
-            "Normalization of Keras 3 has; export another form."
+            f"tf2onnx turns constants of the model {model.name!r} into additional inputs: {names}. (The layer "
+            "Normalization of Keras 3 has such constants.) Export another form."
         )
     graph = library.load_model_from_string(content).graph
     tensors = {tensor.name: Stored(library.numpy_helper.to_array(tensor)) for tensor in graph.initializer}

@@ -107,7 +107,7 @@ def read(
         work = sum(math.prod(value.shape) * (costs[name] or 0) for name, value in weights.prunable(model).items())
         work *= settings.batch_size * settings.num_steps
         if is_free and work < LEAST_WORK:
-            raise Obstacle(f"a training of {work:,} multiply-adds is too short to gain, {LEAST_WORK:,} are enough")
+            raise Obstacle(f"a training of {work:,} multiply-adds is too short to gain: {LEAST_WORK:,} are needed")
         network = reading.read(model)
         _check_data(network, data, model.output_shape[-1])
         return network
@@ -195,8 +195,8 @@ def difference(
         if not median <= largest_share * of_way:  # of NaN, too
             raise LotteryError(
                 f"The sparse engine does not agree with the compiled loop: after {num_steps} steps, the weights of "
-                f"{name} have gone {of_way:.2g} and are {median:.2g} apart (medians). Please report this model, and "
-                'train it with train.engine = "compiled".'
+                f"{name} have moved by {of_way:.2g} and differ by {median:.2g} (medians). Please report this model, "
+                'and train it with train.engine = "compiled".'
             )
         largest = max(largest, float(apart.max()))
     return largest

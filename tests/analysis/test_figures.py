@@ -935,7 +935,7 @@ def test_an_infinite_interval_has_no_bar_and_the_caption_says_so(kind):
 
 
 def test_the_caption_of_classes_names_bars_that_leave_the_axes(rng):
-    said = "Bars that end at the edge go on"
+    said = "Bars that end at the edge of the axes continue beyond it"
     table = classes_table(rng).query("replicate < 3")
     assert said not in plots.caption(table, "classes")
     assert said in plots.caption(table.assign(vs_dense=table["replicate"] % 2), "classes")

@@ -198,7 +198,7 @@ def test_gradients_of_a_batch_as_the_model_takes_it(library, rng):
         for more in ([], [None], [rng.random(8)])
     ]
     assert 0 < gradients[0] == gradients[1] == gradients[2]
-    with pytest.raises(LotteryError, match="a pair, inputs and labels"):
+    with pytest.raises(LotteryError, match=r"must be \(inputs, labels\)"):
         enforcement.audit(model, kept, batch=x)
     with pytest.raises(LotteryError, match="^audit: the loss of the model .* cannot be computed on the batch: "):
         enforcement.audit(model, kept, batch=(np.ones((8, 3)), y))

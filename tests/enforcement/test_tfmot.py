@@ -369,11 +369,11 @@ def stateful():
 
 REFUSED = {
     "depthwise": (lambda: sequence(layers.DepthwiseConv2D(2), shape=(4, 4, 2)), "depthwise_conv2d/kernel",
-                  "of a DepthwiseConv2D it prunes nothing"),
+                  "in a layer of type DepthwiseConv2D it prunes nothing"),
     "separable": (lambda: sequence(layers.SeparableConv1D(3, 2)), "separable_conv1d/depthwise_kernel",
-                  "of a SeparableConv1D it prunes only pointwise_kernel"),
+                  "in a layer of type SeparableConv1D it prunes only pointwise_kernel"),
     "bias": (lambda: sequence(layers.LSTM(3)), "lstm/lstm_cell/bias",
-             "of a LSTM it prunes only kernel and recurrent_kernel"),
+             "in a layer of type LSTM it prunes only kernel and recurrent_kernel"),
     "bidirectional": (lambda: sequence(layers.Bidirectional(layers.GRU(3))),
                       "bidirectional/forward_gru/gru_cell/kernel", "does not know the layer Bidirectional"),
     "distributed": (lambda: sequence(layers.TimeDistributed(layers.Dense(3))), "time_distributed/dense/kernel",

@@ -71,12 +71,12 @@ def same(run, other):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ({"on": "ray", "workers": 2}, "--workers is for processes of this machine"),
+        ({"on": "ray", "workers": 2}, "--workers cannot be used with --on ray"),
         ({"on": "rays"}, "--on must be 'processes' or 'ray', not 'rays'. Did you mean 'ray'"),
-        ({"address": "10.0.0.1:6379"}, "--address goes with --on ray alone"),
-        ({"on": "processes", "task_cpus": 2}, "--task-cpus goes with --on ray alone"),
-        ({"task_gpus": 0.5}, "--task-gpus goes with --on ray alone"),
-        ({"task_memory": "4GB"}, "--task-memory goes with --on ray alone"),
+        ({"address": "10.0.0.1:6379"}, "--address needs --on ray"),
+        ({"on": "processes", "task_cpus": 2}, "--task-cpus needs --on ray"),
+        ({"task_gpus": 0.5}, "--task-gpus needs --on ray"),
+        ({"task_memory": "4GB"}, "--task-memory needs --on ray"),
         ({"on": "ray", "task_memory": "much"}, "a number of bytes with its unit, such as 4GB or 500MB, not 'much'"),
         ({"on": "ray", "task_memory": "4"}, "--task-memory must be a number of bytes with its unit, .*, not '4'"),
     ],

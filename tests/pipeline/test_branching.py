@@ -269,7 +269,9 @@ def test_a_branch_that_trains_on_is_the_first_round_of_the_rewinding_mode(tmp_pa
 
 @pytest.mark.parametrize("branch", ["learning_rate_rewinding", "fine_tuning"])
 def test_round_0_has_pruned_nothing_to_train_on(small_run, branch):
-    with pytest.raises(LotteryError, match=f"{branch} trains on what a round has pruned, and round 0 prunes nothing"):
+    with pytest.raises(
+        LotteryError, match=f"{branch} continues the training of a pruned network, and round 0 prunes nothing"
+    ):
         lottery.branch(small_run, branch, rounds=[0, 1], on_event=quietly)
     with pytest.raises(LotteryError, match="leave out round 0"):
         config.load({"run": {"controls": [branch], "control_rounds": [0, 2]}})

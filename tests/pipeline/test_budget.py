@@ -158,11 +158,11 @@ def another_speed(stored):
 @pytest.mark.parametrize(
     ("forge", "message"),
     [
-        (another_step, "a network within the budget of"),
+        (another_step, "The network within the budget of"),
         (a_better_accuracy, "test loss and accuracy within the budget differ from the curve"),
         (no_file, "differ in whether there is a network within the budget|holds no predictions"),
         (a_weight_that_came_back, "masked entries that are not zero within the budget"),
-        (another_speed, "had the dense network's lowest loss at step"),
+        (another_speed, "It reaches the lowest loss of dense at step"),
     ],
 )
 def test_what_a_forger_changes_is_found(run, tmp_path, forge, message):

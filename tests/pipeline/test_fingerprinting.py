@@ -765,7 +765,7 @@ def test_with_other_versions_a_run_goes_on_and_says_how_it_was_compared(tmp_path
     assert any("started with another keras (3.0.0; now" in note for note in notes_of(events))
     events = []
     assert go(other, tmp_path, on_event=events.append).path != run.path
-    assert any("what its model and functions compute differs here; this is a new run" in n for n in notes_of(events))
+    assert any("its model and functions compute other values here. A new run begins" in n for n in notes_of(events))
     assert run.verify(recompute=True, model=own.model, data=own.data) == []
     run.branch("random_mask", [1], model=own.model, data=own.data, on_event=quietly)
     with pytest.raises(LotteryError, match="began with another model or function"):

@@ -214,7 +214,9 @@ def test_verify_finds_other_fixed_weights(branched, tmp_path, monkeypatch):
 def test_one_device_alone(tmp_path):
     """Before anything is trained or written, in one sentence."""
     tables = config.merged(TABLES, {"run": {"controls": NAMES}, "train": {"devices": "mirrored"}})
-    with pytest.raises(LotteryError, match='supermask learns masks on one device, and train.devices is "mirrored"'):
+    with pytest.raises(
+        LotteryError, match='supermask learns masks only on one device, but train.devices is "mirrored"'
+    ):
         lottery.run(tables, model=build, data=arrays(), out=tmp_path, on_event=quietly)
     assert not list(tmp_path.iterdir())
 
@@ -244,7 +246,7 @@ def test_models_of_tf_keras_are_refused(tmp_path):
 
     data = toy_arrays(np.random.default_rng(3))
     tables = config.merged(TABLES, {"run": {"controls": ["supermask"]}})
-    with pytest.raises(LotteryError, match="supermask learns masks of Keras 3 models alone, and the model"):
+    with pytest.raises(LotteryError, match="supermask learns masks only of Keras 3 models, but the model"):
         lottery.run(tables, model=theirs, data=data, out=tmp_path, on_event=quietly)
     assert not list(tmp_path.iterdir())
 

@@ -121,8 +121,8 @@ def test_a_resumed_run_says_that_it_cannot_keep_it(small_run, tmp_path, monkeypa
     path = half_done(small_run, tmp_path, onednn=not onednn.is_on())
     before, now = (onednn.WORDS[value] for value in (not onednn.is_on(), onednn.is_on()))
     assert notes_of(tmp_path) == [
-        f"The run started with oneDNN {before} and goes on with it {now}, so bits may differ: TensorFlow was imported "
-        "like that; use a new process to keep the run's."
+        f"The run started with oneDNN {before} and goes on with it {now}, so bits may differ: TensorFlow was "
+        "already imported with this setting; use a new process to keep the setting of the run."
     ]
     assert store.read_environment(path)["onednn"] is not onednn.is_on()  # of how it began
 
@@ -137,7 +137,9 @@ def test_the_sentence_names_the_users_own_variable(monkeypatch):
     monkeypatch.setenv(onednn.VARIABLE, "0")
     monkeypatch.setattr(onednn, "is_on", lambda: False)
     (note,) = onednn.notes({"onednn": True})
-    assert note.endswith("bits may differ: TF_ENABLE_ONEDNN_OPTS is set to 0; unset it to keep the run's.")
+    assert note.endswith(
+        "bits may differ: TF_ENABLE_ONEDNN_OPTS is set to 0; unset this variable to keep the setting of the run."
+    )
     assert onednn.notes({"onednn": False}) == [] == onednn.notes({})
 
 

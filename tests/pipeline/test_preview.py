@@ -128,7 +128,7 @@ def test_a_plan_without_its_data_says_why_the_time_is_not_known(lottery_command,
     [
         (("--power", "1"), "--power must be between 0 and 1, not 1."),
         (("--std", "0.1", "--from", "RUN"), "Use --std or --from, not both."),
-        (("--difference", "0.005"), "--difference goes with --std or --from"),
+        (("--difference", "0.005"), "--difference needs --std NUMBER or --from RUN"),
         (("prune.num_rounds=100",), "prune.num_rounds must be at most"),
         (("lenet_mnist", "--from", "RUN"), "has another network or other data than the experiment"),
     ],

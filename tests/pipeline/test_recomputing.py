@@ -133,7 +133,7 @@ def test_forged_numbers_are_found_at_both_steps(copy, lottery_command):
         assert all(one.startswith(other) for one, other in zip(wrong[name], beginnings, strict=True)), wrong[name]
     record = store.read_record(folder(copy, 1))
     true = record["early_stop_test_accuracy"] - 4 / 360
-    recorded = f"is {true:.6f} when computed again, recorded is {record['early_stop_test_accuracy']:.6f}."
+    recorded = f"is {true:.6f} when computed again, but {record['early_stop_test_accuracy']:.6f} in the record."
     assert wrong["round 1"][0] == f"The early-stop test accuracy {recorded}"
     assert len(notes) == 1
     done = lottery_command("verify", copy.path, "--recompute")
@@ -158,7 +158,7 @@ def test_a_run_of_an_earlier_version_on_another_machine(copy, monkeypatch):
     wrong, notes = found(copy)
     assert list(wrong) == ["round 1", "round 2"]
     assert all(each[0].startswith("The final test accuracy is 0.") for each in wrong.values())
-    rule = "where its two highest outputs agree to 0.003 %, because this machine has another processor."
+    rule = "where the two highest outputs agree to 0.003 %, because this machine has another processor."
     assert rule in notes[0]
     assert notes[1] == "This machine draws other initial weights than the run's, so none were compared."
     assert "no early_stop.safetensors, because an earlier version stored them" in notes[2] and len(notes) == 3

@@ -210,4 +210,7 @@ def test_one_sided_differences_count_over_the_run(forged, monkeypatch):
     with recomputing.opened(path) as again:
         wrong = {name: each for name, each in verification.verify(path, again) if each}
     assert list(wrong) == ["all networks"]
-    assert "of ticket networks that differ, 24 are right in the record alone" in wrong["all networks"][0]
+    assert (
+        "of ticket networks that changed between right and wrong, 24 are right only in the record"
+        in wrong["all networks"][0]
+    )

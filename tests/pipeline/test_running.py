@@ -293,7 +293,7 @@ def test_a_compiled_model_keeps_its_optimiser_and_loss(tmp_path):
         experiment, {"run": {"num_replicates": 1}}, model=build, data=arrays, out=tmp_path, on_event=quietly
     )
     assert run.experiment.train.optimizer == "compiled" and run.experiment.train.learning_rate == 0.25
-    with pytest.raises(LotteryError, match=r"is compiled already, so train\.optimizer cannot be set"):
+    with pytest.raises(LotteryError, match=r"is compiled already: leave out train\.optimizer"):
         lottery.run(
             experiment, {"train": {"optimizer": "adam"}}, model=build, data=arrays, out=tmp_path, on_event=quietly
         )

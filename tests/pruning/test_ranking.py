@@ -357,8 +357,8 @@ def test_a_bias_of_two_dimensions_and_a_vector_that_is_none(library):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        ({}, "needs one of sparsity and below, not neither"),
-        ({"sparsity": 0.5, "below": 0.1}, "needs one of sparsity and below, not sparsity=0.5 and below=0.1"),
+        ({}, "needs either sparsity or below; neither is given"),
+        ({"sparsity": 0.5, "below": 0.1}, "needs either sparsity or below; both are given, 0.5 and 0.1"),
         ({"sparsity": 1}, r"sparsity must be a fraction in \[0, 1\), not 1"),
         ({"sparsity": -0.1}, "sparsity must be .* not -0.1"),
         ({"sparsity": float("nan")}, "sparsity must be .* not nan"),

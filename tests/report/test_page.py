@@ -449,7 +449,7 @@ def test_the_page_says_what_was_passed_in_words(small_run):
     for section, key in ("model", "name"), ("data", "name"), ("prune", "criterion"):
         experiment = config.with_values(experiment, section, {key: GIVEN})
     passed = tables.about(made(small_run, experiment=experiment))
-    assert passed == "a passed network on passed data · pruning by a passed criterion"
+    assert passed == "a network passed in Python on data passed in Python · pruning by a criterion passed in Python"
 
 
 def test_a_transfer_is_not_compared_with_the_ticket(small_run, undrawn):
@@ -464,7 +464,7 @@ def test_a_transfer_is_not_compared_with_the_ticket(small_run, undrawn):
     shown = tables.of_run(one)["transfers"]
     assert "vs dense there" not in shown.heads
     assert shown.notes == [
-        "transfer-npz has no dense network on its data; the same lottery branch as before trains it."
+        "transfer-npz has no dense network on its data; run the same `lottery branch` command again to train it."
     ]
     rows = small_run.table()
     both = pd.concat([rows, rows[rows["branch"] == "ticket"].assign(branch="transfer-npz")])
@@ -537,7 +537,7 @@ def test_items_of_several_runs_name_the_run_they_are_about(small_run):
     fewer = made(small_run, label="short", rows=one.rows[one.rows["replicate"] == 1])
     items = {item.text: item for item in checklist.checked([one, fewer])}
     item = items["Several runs from separate initialisations and seeds"]
-    assert not item.done and item.how.startswith("short: not two replicates")
+    assert not item.done and item.how.startswith("short: a round has fewer than two replicates")
     both = made(small_run, label="other", rows=one.rows[one.rows["round"] < 3])
     assert checklist.checked([one, both])[4].how.startswith(f"{one.label}: 3 densities below 1")
 

@@ -112,10 +112,13 @@ DAMAGES = {
         one_weight_at_the_early_stop,
         "1 masked entries that are not zero at the early-stop step",
     ),
-    "a prediction at the early stop": (one_prediction("early_stop"), "early_stop predictions give .* recorded is 0.9"),
+    "a prediction at the early stop": (
+        one_prediction("early_stop"),
+        "early_stop predictions give .* the record has 0.9",
+    ),
     "a prediction at the end": (
         one_prediction("final"),
-        "final predictions give a test accuracy of .* recorded is 0.9",
+        "final predictions give a test accuracy of .* the record has 0.9",
     ),
     "a bit of the metrics": (flip("metrics.csv"), r"metrics\.csv.*checksum"),
     "weights cut short": (truncate("weights.safetensors"), r"weights\.safetensors"),

@@ -356,5 +356,5 @@ def test_what_cannot_be_spread_is_refused():
         with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
             return build()
 
-    with pytest.raises(LotteryError, match="strategy of its own.*train.devices"):
+    with pytest.raises(LotteryError, match="without a strategy.*train.devices"):
         prepared(under_its_own, "one")

@@ -179,7 +179,7 @@ def test_the_command(small_run, tmp_path, lottery_command, traced_once, monkeypa
     alike = [run("magnitude"), random]
     assert aggregates.confounded([one.path for one in alike], "prune.criterion") == []
     confounded = lottery_command("compare", *every, "--aggregate", "--by", "prune.criterion").stdout
-    assert "These runs differ not in prune.criterion alone, but also in train.num_steps." in confounded
+    assert "These runs differ not only in prune.criterion, but also in train.num_steps." in confounded
     pd.testing.assert_frame_equal(
         aggregates.scores([small_run.path, other.path]), aggregates.scores([small_run, other])
     )
@@ -196,9 +196,9 @@ def test_the_command(small_run, tmp_path, lottery_command, traced_once, monkeypa
     for wrong, message in (
         ([*words, "--out", tmp_path / "profile.png"], "shows one density, not 0.5"),
         ([*words, "--density", "0.5", "--out", tmp_path / "profile.doc"], "The ending of a figure's file"),
-        ([*words, "--rounds", "1"], "--rounds does not go with --aggregate"),
+        ([*words, "--rounds", "1"], "--rounds cannot be used with --aggregate"),
         ([*words, "--density", "much"], "--density must be fractions, such as 0.2,0.05, not 'much'"),
-        ([*words[:3], "--by", "prune.rate"], "--by goes with --aggregate alone"),
+        ([*words[:3], "--by", "prune.rate"], "--by needs --aggregate"),
         ([*words, "--by", "prune.criteria"], "Did you mean 'prune.criterion'?"),
         ([*words[:2], "--aggregate"], "compare needs two different runs or more"),
         (

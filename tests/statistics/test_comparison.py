@@ -61,8 +61,8 @@ def test_controls_are_left_out_and_so_are_other_densities():
     assert other["round"].tolist() == [0, 0]
     runs = {"a": made_up(FIRST), "b": made_up(SECOND, densities=(1.0, 0.6))}
     assert comparison.left_out(runs, other) == [
-        "Not compared: round 1 of a, because no round that is left in any other run has a density within 5 %.",
-        "Not compared: round 1 of b, because no round that is left in a has a density within 5 %.",
+        "Not compared: round 1 of a, because no unpaired round of any other run has a density within 5 %.",
+        "Not compared: round 1 of b, because no unpaired round of a has a density within 5 %.",
         "Only the dense networks of b are compared.",
     ]
 
@@ -84,8 +84,9 @@ def test_other_rates_are_paired_by_the_nearest_density():
     assert halves["difference"].tolist() == pytest.approx([-0.1, 0.79 - 0.87, 0.78 - 0.84])
     assert found[found["run"] == "fifths"]["round"].tolist() == [0, 3, 6]
     assert comparison.left_out(runs, found) == [
-        "Not compared: rounds 1, 2, 4, 5 of fifths, because no round that is left in any other run has a density within 5 %.",
-        "Not compared: round 3 of halves, because no round that is left in fifths has a density within 5 %.",
+        "Not compared: rounds 1, 2, 4, 5 of fifths, because no unpaired round of any other run has a density "
+        "within 5 %.",
+        "Not compared: round 3 of halves, because no unpaired round of fifths has a density within 5 %.",
     ]
     near = comparison.compared(runs, within=0.01)
     assert near["round"].tolist() == [0, 0] and len(comparison.left_out(runs, near, 0.01)) == 3

@@ -136,7 +136,7 @@ def test_the_command(small_run, lottery_command):
     assert {row["round"] for row in rows} == {3} and {row["measure"] for row in rows} == set(two_way.PREDICTIONS)
     assert lottery_command(*words, "--csv").stdout.count("\n") == 1 + 2 * 3
     for wrong, message in (
-        ([*words, "--replicate", "1"], "--replicate does not go with --interval two_way"),
+        ([*words, "--replicate", "1"], "--replicate cannot be used with --interval two_way"),
         ([*words[:3], "both"], "--interval must be 'seeds' or 'two_way', not 'both'"),
         ([*words, "--round", "9"], "--round 9 is not stored. The run has [1, 2, 3]."),
     ):

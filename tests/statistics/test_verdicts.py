@@ -198,7 +198,8 @@ def test_smallest_densities_with_and_without_a_bound():
     said = sentences_of(rows)
     assert said[0] == "Winning tickets down to 64 % of the weights: there +1.1 points over dense (at least +0.8)."
     assert said[1] == (
-        "The table judges each round by itself. The smallest density shown for all 4 rounds at once (error 2.5 % each): "
+        "The table judges each round by itself. In a test of all 4 rounds at once (error 2.5 % for each verdict), the "
+        "smallest densities shown are: "
         "winning 64 %, matching 64 %, better than dense 64 %, matching at the end 64 %."
     )
     assert said[2:] == [sentences.ADDING]
@@ -249,7 +250,7 @@ def test_the_first_sentence_of_undecided_rounds_is_about_a_ticket_that_keeps_up(
     judgement = Judgement(made_up({"ticket": [[0.9, 0.91, 0.91], [0.9, 0.90, 0.85], [0.9, 0.92, 0.93]]}))
     assert judgement.rounds["verdict"].tolist() == ["?", "?"]
     said = headline(judgement.rows).text
-    assert "The sparsest ticket that keeps up with dense by the mean has 80 % of the weights, +1.0 points" in said
+    assert "The sparsest ticket whose mean keeps up with dense has 80 % of the weights, +1.0 points" in said
 
 
 def test_other_measures():
@@ -272,8 +273,8 @@ TIMES_THREE = [[None, 0.70, 0.70], [None, 0.71, 0.71], [None, 0.72, 0.72]]
         ),
         (
             {"ticket": [[0.9, 0.8995], [0.9, 0.8996], [0.9, 0.8994]]},
-            "Winning tickets down to 9.1 % of the weights: there −0.05 points against dense (at least −0.07), within the "
-            "tolerance of 0.2.",
+            "Winning tickets down to 9.1 % of the weights: there −0.05 points compared with dense (at least −0.07), "
+            "within the tolerance of 0.2.",
             "good",
         ),
         (
@@ -284,38 +285,38 @@ TIMES_THREE = [[None, 0.70, 0.70], [None, 0.71, 0.71], [None, 0.72, 0.72]]
         (
             {"ticket": [[0.9, 0.8], [0.9, 0.81], [0.9, 0.82]]},
             "No winning ticket: every round loses more than 0.2 points to dense. The best has 9.1 % of the weights, "
-            "−9.0 points against dense (95 % interval −11.5 to −6.5, 3 replicates).",
+            "−9.0 points compared with dense (95 % interval −11.5 to −6.5, 3 replicates).",
             "bad",
         ),
         (
             {"ticket": [[0.9, 0.91], [0.9, 0.90], [0.9, 0.92]]},
-            "No winning ticket is shown: 3 replicates are too few to decide. The sparsest ticket that keeps up with "
-            "dense by the mean has 9.1 % of the weights, +1.0 points over dense (95 % interval −1.5 to +3.5, 3 "
-            "replicates). About 16 replicates would show that it is matching, in the test of its own round.",
+            "No winning ticket is shown: 3 replicates are too few to decide. The sparsest ticket whose mean keeps up with "
+            "dense has 9.1 % of the weights, +1.0 points over dense (95 % interval −1.5 to +3.5, 3 replicates). About 16 "
+            "replicates would show that it is matching, in the test of its own round.",
             "open",
         ),
         (
             {"ticket": [[0.9, 0.91], [0.9, 0.85], [0.9, 0.93]]},
             "No winning ticket is shown: 3 replicates are too few to decide. The nearest ticket has 9.1 % of the "
-            "weights, −0.3 points against dense (95 % interval −10.7 to +10.0, 3 replicates).",
+            "weights, −0.3 points compared with dense (95 % interval −10.7 to +10.0, 3 replicates).",
             "open",
         ),
         (
             {"ticket": [[0.9, 0.91], [0.9, 0.91]]},
-            "No winning ticket is shown: 2 replicates are too few to decide. The sparsest ticket that keeps up "
-            "with dense by the mean has 9.1 % of the weights, +1.0 points over dense (in each of 2 replicates).",
+            "No winning ticket is shown: 2 replicates are too few to decide. The sparsest ticket whose mean keeps "
+            "up with dense has 9.1 % of the weights, +1.0 points over dense (in each of 2 replicates).",
             "open",
         ),
         (
             {"ticket": [[0.9, 0.91]]},
-            "1 replicate cannot show that a ticket is winning; here, the sparsest that keeps up with dense has "
+            "1 replicate cannot show that a ticket is winning. Here, the sparsest ticket that keeps up with dense has "
             "9.1 % of the weights, +1.0 points over dense.",
             "open",
         ),
         (
             {"ticket": [[0.9, 0.8]]},
             "1 replicate cannot show that a ticket is winning, and here no ticket keeps up with dense. The best has "
-            "9.1 % of the weights, −10.0 points against dense.",
+            "9.1 % of the weights, −10.0 points compared with dense.",
             "open",
         ),
         ({"ticket": [[0.9]]}, "No verdict yet: no pruned round can be compared with dense.", "open"),
@@ -544,11 +545,11 @@ def test_the_speed_is_the_mean_share_of_the_dense_networks_steps():
     steps = {(1, 0): 1000, (2, 0): 1000, (3, 0): 2000, (4, 0): 500, (1, 1): 500, (2, 1): 700, (3, 1): 800, (4, 1): 400}
     rows["dense_loss_step"] = [steps[line.replicate, line.round] for line in rows.itertuples()]
     assert verdicts.judged(rows)["speed"].tolist() == pytest.approx([(0.5 + 0.7 + 0.4 + 0.8) / 4])
-    assert "in 0.6 of its steps" in headline(rows).text
+    assert "in 0.6 of the steps of dense" in headline(rows).text
     slow = rows.assign(dense_loss_step=rows["round"].map({0: 1, 1: 1234}))
-    assert "in 1,234 times its steps" in headline(slow).text
+    assert "in 1,234 times the steps of dense" in headline(slow).text
     rows.loc[(rows["replicate"] == 2) & (rows["round"] == 1), "dense_loss_step"] = math.nan  # it never gets there
-    assert verdicts.judged(rows)["speed"].isna().all() and "of its steps" not in headline(rows).text
+    assert verdicts.judged(rows)["speed"].isna().all() and "the steps of dense" not in headline(rows).text
 
 
 def test_the_bound_of_the_headline_is_that_of_all_rounds_at_once():
@@ -668,7 +669,7 @@ def test_both_times_stand_side_by_side():
     assert line["final_mean"] == pytest.approx(np.mean(pairs))
     interval = stats.ttest_1samp(pairs, 0).confidence_interval()
     assert (line["final_low"], line["final_high"]) == pytest.approx((interval.low, interval.high))
-    assert "At the end of training the ticket loses: −5.1 points" in headline(lower).text
+    assert "At the end of training the ticket does not match dense: −5.1 points" in headline(lower).text
     assert "At the end of training" not in headline(rows).text
     swapped = lower.assign(
         early_stop_test_accuracy=lower["final_test_accuracy"],
@@ -711,7 +712,7 @@ def test_what_holds_for_a_round_need_not_hold_for_all_at_once():
     assert verdicts.smallest_shown(lines) is None
     head = headline(rows)
     assert head.tone == "open" and "3 replicates are too few to decide for all 9 rounds at once" in head.text
-    assert "The sparsest ticket that is winning by itself has 80 % of the weights" in head.text
+    assert "The sparsest ticket that is winning in the test of its own round has 80 % of the weights" in head.text
 
 
 def test_another_confidence_gives_other_intervals():

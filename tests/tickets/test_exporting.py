@@ -423,7 +423,7 @@ def test_tfmot_takes_no_model_of_keras_3(tmp_path):
 
 def test_masks_in_tfmots_file_are_never_recomputed(tmp_path, wrapped):
     model, kept, x = trained("tf_keras")
-    with pytest.raises(LotteryError, match="of a DepthwiseConv2D it prunes nothing"):
+    with pytest.raises(LotteryError, match="in a layer of type DepthwiseConv2D it prunes nothing"):
         exporting.export(model, kept, tmp_path / "a.keras", "tfmot", x)
     kept = without_depthwise(kept)
     assert wrapped.zeros_checked
@@ -441,7 +441,7 @@ def test_masks_in_tfmots_file_are_never_recomputed(tmp_path, wrapped):
     assert found.keys() == kept.keys() and all(np.array_equal(found[name], kept[name]) for name in kept)
     state = weights.read_state(model)
     assert not np.array_equal(weights.read_state(loaded)["dense/kernel"], state["dense/kernel"])
-    with pytest.raises(LotteryError, match="is wrapped by tfmot, without which 'keras' cannot be loaded"):
+    with pytest.raises(LotteryError, match="is wrapped by tfmot, so 'keras' could not be loaded without tfmot"):
         exporting.export(loaded, {}, tmp_path / "b.keras", inputs=x)
 
 
@@ -493,7 +493,7 @@ def test_constants_that_would_become_inputs_are_named(tmp_path):
     normalise = keras.layers.Normalization(mean=1.0, variance=2.0)
     model = keras.Sequential([keras.Input((3,)), normalise, keras.layers.Dense(2)])
     with pytest.raises(
-        LotteryError, match="makes further inputs, '.*normalization.*', as the Normalization of Keras 3"
+        LotteryError, match="into additional inputs: '.*normalization.*'. .The layer Normalization of Keras 3"
     ):
         exporting.export(model, masks.ones_like(weights.read(model)), tmp_path / "a.onnx")
 

@@ -156,10 +156,10 @@ def test_a_corner_that_rounding_decides_is_no_disagreement(rng):
     received["bias"][3] += 0.5
     assert engine_choice.difference(start, expected, received, 10, 0.01) == pytest.approx(1.0, abs=1e-6)
     received["bias"] += 0.5
-    with pytest.raises(LotteryError, match="the weights of bias have gone"):
+    with pytest.raises(LotteryError, match="the weights of bias have moved by"):
         engine_choice.difference(start, expected, received, 10, 0.01)
     expected["bias"], received["bias"] = start["bias"], start["bias"] + 1e-3  # and must not have been trained
-    with pytest.raises(LotteryError, match="the weights of bias have gone 0 and are 0.001 apart"):
+    with pytest.raises(LotteryError, match="the weights of bias have moved by 0 and differ by 0.001"):
         engine_choice.difference(start, expected, received, 10, 0.01)
 
 
