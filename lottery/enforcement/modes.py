@@ -260,7 +260,7 @@ def _refuse_spectral(model: Any, masks: Mapping[str, Any]) -> None:
 
 
 def _refuse_moved(model: Any, entries: list[Held]) -> None:
-    """Raise `LotteryError` if masked entries have moved in a loop that the mode has no part in."""
+    """Raise `LotteryError` if masked entries have moved, in training that the mode had no part in."""
     for entry in entries:
         # Masks and values in variables may have been assigned since the last update.
         if hasattr(entry.mask, "assign") or hasattr(entry.value, "assign"):
@@ -268,9 +268,9 @@ def _refuse_moved(model: Any, entries: list[Held]) -> None:
         value, masked_entries = entry.variable.numpy(), ~np.asarray(entry.mask)
         if np.any(value[masked_entries] != np.asarray(entry.projected(value))[masked_entries]):
             raise LotteryError(
-                f"{entry.name!r} has masked entries that changed while they were held. A function that was traced "
-                f"before may have trained them, such as the fit of a model that contains {model.name!r}: hold the "
-                "masks in the model that is trained."
+                f"{entry.name!r} has masked entries that changed while they were held: by code that assigns the weight "
+                "without the optimizer, or by a function that was traced before, such as the fit of a model that "
+                f"contains {model.name!r}. Hold the masks in the model that is trained, and check it with AuditMasks."
             )
 
 

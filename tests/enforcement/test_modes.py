@@ -11,7 +11,7 @@ import pytest
 from lottery import config, enforcement, masks, pruning, weights
 from lottery.enforcement import tfmot
 from lottery.errors import LotteryError
-from lottery.models import networks
+from lottery.models import networks, optimizers
 from lottery.pipeline import preparing
 from tests.conftest import fit, toy_arrays
 
@@ -890,6 +890,108 @@ def test_layers_that_assign_their_own_weight_are_refused_where_it_is_a_tensor(rn
         fit(model, x, y, callbacks=[enforcement.EnforceMasks(kept)])
         check_held(model, kept)
         assert all("assign" not in vars(variable) for variable in model.variables)
+
+
+def test_a_tf_function_in_a_layer_is_refused_where_its_trace_would_keep_a_tensor(rng):
+    import keras
+    import tensorflow as tf
+
+    class Traced(keras.layers.Dense):
+        @tf.function
+        def call(self, inputs):
+            return super().call(inputs)
+
+    x, y = examples(rng)
+    model = keras.Sequential([keras.Input((6,)), Traced(3)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+    kept = random_masks(model)
+    with pytest.raises(LotteryError, match="The layer 'traced' has a tf.function, 'call'"):
+        fit(model, x, y, callbacks=[enforcement.EnforceMasks(kept, "reparameterization")])
+    fit(model, x, y, callbacks=[enforcement.EnforceMasks(kept)])
+    check_held(model, kept)
+
+
+@pytest.mark.parametrize("mode", ["constraint", "gradient", "reparameterization"])
+def test_masks_on_a_part_of_a_fitted_model_that_are_not_held_are_found_out(mode, rng):
+    """The outer model keeps the step that it has traced, which knows no mask."""
+    import keras
+
+    x, _ = examples(rng)
+    inputs = keras.Input((6,))
+    inner = keras.Model(inputs, keras.layers.Dense(4, "relu", name="inside")(inputs), name="encoder")
+    outer = keras.Model(inputs, keras.layers.Dense(6)(inner(inputs)))
+    outer.compile("sgd", "mse", jit_compile=False)
+    inner.compile("sgd", "mse", jit_compile=False)
+    kept = {"inside/kernel": rng.random((6, 4)) < 0.5}
+    hold = enforcement.ENFORCEMENTS[mode].hold
+    fit(outer, x, x)
+    with pytest.raises(LotteryError, match="'inside/kernel' has masked .* contains 'encoder'"), hold(inner, kept):
+        fit(outer, x, x)
+    check_held(inner, kept)
+    # What another loop raises is not hidden, and a model that is left alone has nothing to find.
+    with pytest.raises(ZeroDivisionError), hold(inner, kept):
+        fit(outer, x, x)
+        raise ZeroDivisionError
+    with hold(inner, kept):
+        inner(x)
+
+
+def test_an_embedding_is_refused_where_a_legacy_optimizer_cannot_hold_it(rng):
+    import tf_keras
+
+    layers = [tf_keras.layers.InputLayer((5,), dtype="int32"), tf_keras.layers.Embedding(12, 4)]
+    model = tf_keras.Sequential([*layers, tf_keras.layers.Flatten(), tf_keras.layers.Dense(3)])
+    model.compile(tf_keras.optimizers.legacy.Adam(0.1), "mse")
+    x, y = rng.integers(0, 12, (32, 5)), rng.normal(size=(32, 3)).astype(np.float32)
+    kept = random_masks(model)
+    with pytest.raises(LotteryError, match="'embedding/embeddings' is an embedding, whose masks"):
+        fit(model, x, y, callbacks=[enforcement.EnforceMasks(kept)])
+    fit(model, x, y, callbacks=[enforcement.EnforceMasks(kept, "callback")])
+    check_held(model, kept)
+
+
+def test_regularisers_give_masked_entries_no_gradient_where_a_tensor_takes_their_place(rng):
+    import keras
+
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, kernel_regularizer=keras.regularizers.L2(0.1))])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, jit_compile=False)
+    model.optimizer.build(model.trainable_variables)
+    kept = random_masks(model)
+    x, y = examples(rng)
+    values = weights.read(model)
+    with enforcement.reparameterization(model, kept, values):
+        fit(model, x, y)
+        (found,) = enforcement.audit(model, kept, values).values()
+    assert found.num_nonzero_slots == 0 and found.num_masked > 5
+    assert not {"call", "compute_loss"} & set(vars(model))
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("name", ["Adagrad", "Ftrl", "Adam"])
+def test_slots_that_are_cleared_are_as_those_of_a_new_optimizer(name, library, rng):
+    """An accumulator of Adagrad or Ftrl does not begin at zero: from there, a first step has a wrong length, or is NaN."""
+    library = importlib.import_module(library)
+    model = network(library, lambda library: getattr(library.optimizers, name)(0.01))
+    new = {key: [np.array(slot) for slot in _slots(model, key)] for key in weights.read(model)}
+    kept = random_masks(model)
+    x, y = examples(rng)
+    fit(model, x, y)
+    optimizers.clear_slots(model.optimizer, weights.variables(model), kept)
+    for key, mask in kept.items():
+        assert new[key]
+        for slot, begin in zip(_slots(model, key), new[key], strict=True):
+            assert np.array_equal(np.array(slot)[~mask], begin[~mask])
+    fit(model, x, y)
+    with enforcement.gradient(model, kept):
+        for key, mask in kept.items():
+            for slot, begin in zip(_slots(model, key), new[key], strict=True):
+                assert np.array_equal(np.array(slot)[~mask], begin[~mask])
+
+
+def _slots(model, name):
+    return optimizers.slots(model.optimizer, weights.variables(model)[name])
 
 
 def test_what_lora_adds_is_not_held_in_silence(rng):

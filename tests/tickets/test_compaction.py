@@ -662,8 +662,9 @@ def test_latency_calls_what_was_traced_once(keras):
         ((pair, {"large": inputs["large"]}), "no inputs for 'small' among those by name: large"),
         ((pair, inputs, 0), "num_turns must be 1 or more, not 0"),
         (({"small": pair["small"]}, inputs["large"]), "'small' cannot be timed on the example"),
-        (({}, inputs["large"]), "models must be one model or more, by name"),
-        (({}, {}), "models must be one model or more"),
+        (({}, inputs["large"]), "models must be a dict of one model or more, by name"),
+        (({}, {}), "models must be a dict of one model or more"),
+        (([pair["small"]], inputs["small"]), "models must be a dict of one model or more"),
     ]:
         with pytest.raises(LotteryError, match=sentence):
             timing.latency(*arguments)

@@ -165,6 +165,28 @@ def test_every_bit_comes_through_a_file_into_any_reader(tmp_path, rng, name):
             assert_same_bits(portable_state(ticket.model(trained)), end if trained else start)
 
 
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_an_activation_of_the_users_own_is_not_taken_for_that_of_keras(library, rng):
+    """Both libraries describe a function by its name alone, and read the name as that of their own."""
+    import tensorflow as tf
+
+    library = library_of(library)
+
+    def gelu(x):
+        return tf.minimum(tf.nn.relu(x), 0.5)
+
+    def made(*layers):
+        model = library.Sequential([library.layers.InputLayer((5, 6)), *layers, library.layers.Dense(3)])
+        return tickets.of(model, any_masks(rng, weights.prunable(model)))
+
+    layers = library.layers
+    for layer in (layers.Dense(4, gelu), layers.Activation(gelu), layers.GRU(4, recurrent_activation=gelu)):
+        with pytest.raises(TicketError, match=r"activation 'gelu' of the layer .* is not Keras' own"):
+            made(layer).model()
+    for layer in (layers.Dense(4, tf.nn.gelu), layers.Dense(4, "softmax"), layers.Activation(layers.LeakyReLU(0.3))):
+        assert made(layer).model().count_params() > 0
+
+
 def test_a_built_in_network_is_built_in_either_library(tmp_path, rng):
     model = MAKE["conv_2"](library_of("keras"))
     own = tickets.of(model, any_masks(rng, weights.prunable(model)))
