@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lottery.api import branch, load, run, sweep
     from lottery.pruning import prune
 
-# TensorFlow writes a dozen lines of log when it starts, unless this is set before it is imported.
+# TensorFlow logs a dozen lines when it starts, unless this is set before it is imported; then it logs a few.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 __version__ = _version("lottery")

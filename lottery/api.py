@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from lottery import config, plots, text_tables
-from lottery.errors import LotteryError
+from lottery.errors import LotteryError, missing
 from lottery.pipeline import branching, retraining, running, sweeping
 from lottery.pipeline.prepared import Ingredients
 from lottery.pipeline.session import Execution
@@ -354,6 +354,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
         for section, field in config.Experiment.model_fields.items():
             if name in getattr(field.annotation, "model_fields", {}):
                 raise LotteryError(f'{name} belongs in the experiment: {{"{section}": {{"{name}": ...}}}}.')
+        raise missing("Unknown argument", name, ["model", "data", "out", *Options.__annotations__])
 
 
 def _divided(

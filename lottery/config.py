@@ -119,6 +119,8 @@ def load(
             del tables["prune"]["rates"]
     else:
         tables = source if isinstance(source, Mapping) else read(Path(source))
+    if "sweep" in tables:
+        raise LotteryError("The table [sweep] makes several experiments. Use `lottery sweep`, in Python lottery.sweep.")
     experiment = validated(merged(plain(tables), plain(overrides or {})))
     # Asked here alone: what a run was stored with can always be read.
     if experiment.run.seed > MOST_SEED:
@@ -287,8 +289,8 @@ def merged(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str,
                 continue
             table = inner.get(head, {})
             if not isinstance(table, Mapping):
-                why = f"{section}.{head} is a value, so it cannot have the key {tail!r}"
-                raise LotteryError(f"Overrides contradict each other: {why}.")
+                why = f"{section}.{head} is {table!r}, which has no key {tail!r}"
+                raise LotteryError(f"{why}. Set the whole value, as '{section}.{head}={{...}}'.")
             inner[head] = {**table, tail: value}
         found[section] = inner
     _drop_later_controls(found, overrides)
@@ -374,11 +376,17 @@ _UNIONS = {
     "train.jit_compile": "true, false or 'auto'",
     "run.control_rounds": "'all' or a list of rounds, such as [2, 4]",
 }
+# Keys whose values may be tables.
+_TABLES = ("train.optimizer", "train.learning_rate", "prune.rates")
 
 
 def _sentence(error: ValidationError) -> LotteryError:
     """Say in one sentence what is wrong first."""
     first = error.errors()[0]
+    text, key = first["input"], ".".join(map(str, first["loc"][:2]))
+    if key in _TABLES and isinstance(text, str) and text.startswith("{"):
+        # A shell takes the quotes out of prune.rates={"dense/kernel"=0.1}, and what is left is not a table.
+        return LotteryError(f"{key} must be a table, not {text!r}. In a shell, write '{key}={{...}}' with its quotes.")
     inner = first.get("ctx", {}).get("error")
     if isinstance(inner, LotteryError):
         return inner

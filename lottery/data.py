@@ -71,19 +71,36 @@ PIXELS: dict[str, Callable[[np.ndarray], Scaling]] = {
     "unit_norm": _unit_norm,
 }
 USUAL = next(iter(PIXELS))
+USUAL_NAME = "mnist"
+USUAL_VALIDATION = 5000  # examples, where no number is set
 
 
 class Data(Section):
     """The ``[data]`` section of an experiment."""
 
-    name: Annotated[str, one_of("data.name", DATASETS, also=is_given)] = "mnist"
+    name: Annotated[str, one_of("data.name", DATASETS, also=is_given)] = USUAL_NAME
     path: str = ""
     num_examples: Natural = 0  # for training and validation; 0 for all
-    validation: Positive = 5000
+    validation: Positive = USUAL_VALIDATION
     pixels: Annotated[str, one_of("data.pixels", PIXELS)] = USUAL
     # Not strict, since TOML has lists, and no tuples.
     augment: tuple[Literal["crop", "flip"], ...] = Field(default=(), strict=False)
     fingerprint: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _validation_fits(cls, values: Any) -> Any:
+        """Split a tenth of the training examples off, where they are known to be too few for the usual number."""
+        if not isinstance(values, dict) or "validation" in values:
+            return values
+        known = DATASETS.get(str(values.get("name", USUAL_NAME)))
+        if known is None or known.needs_path:  # a file may have validation examples of its own
+            return values
+        num_train = values.get("num_examples") or known.num_train
+        # Nothing is validated yet: any other value gets a sentence of its own later.
+        if type(num_train) is not int or not 0 < num_train <= USUAL_VALIDATION:
+            return values
+        return {**values, "validation": max(1, num_train // 10)}
 
     @model_validator(mode="after")
     def _file_has_a_path(self) -> "Data":
@@ -221,7 +238,8 @@ def _split_off(train: Split, num: int, where: str) -> tuple[Split, Split]:
     """Split validation examples off the training part."""
     if num >= len(train):
         raise LotteryError(
-            f"data.validation must be less than the {len(train)} examples of x_train in {where}, not {num}."
+            f"data.validation must be less than the {len(train)} examples of x_train in {where}, not {num}. "
+            f"Set it, such as data.validation = {max(1, len(train) // 10)}."
         )
     order = np.random.default_rng(SPLIT_SEED).permutation(len(train))
     chosen, rest = np.sort(order[:num]), np.sort(order[num:])

@@ -41,6 +41,7 @@ class Dataset:
     has_label_columns: bool = False  # the labels have shape (n, 1)
     # Of the usual arrays by ``data.num_examples``, where each machine generates its own.
     sha256: Mapping[int, str] = field(default_factory=dict)
+    num_train: int = 0  # examples for training, where they are few; 0 if there are many, or only the file tells
 
 
 def read_npz(path: Path) -> Arrays:
@@ -176,8 +177,16 @@ def _from_no_file() -> Arrays:
 
 # By the name in ``data.name``.
 DATASETS: dict[str, Dataset] = {
-    "mnist1d": Dataset(_mnist1d, _mnist1d, shape=(40,), is_pixels=False, is_local=True, sha256=MNIST1D_SHA256),
-    "digits": Dataset(_digits, shape=(8, 8), is_local=True),
+    "mnist1d": Dataset(
+        _mnist1d,
+        _mnist1d,
+        shape=(40,),
+        is_pixels=False,
+        is_local=True,
+        sha256=MNIST1D_SHA256,
+        num_train=MNIST1D_EXAMPLES,
+    ),
+    "digits": Dataset(_digits, shape=(8, 8), is_local=True, num_train=1437),
     "mnist": Dataset(partial(_from_keras, "mnist"), shape=(28, 28)),
     "fashion_mnist": Dataset(partial(_from_keras, "fashion_mnist"), shape=(28, 28)),
     "cifar10": Dataset(partial(_from_keras, "cifar10"), shape=(32, 32, 3), has_label_columns=True),

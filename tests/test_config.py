@@ -185,6 +185,11 @@ def test_overrides_are_toml_and_else_strings():
         ("num_steps", "section.key=value"),
         ("train.optimizer={name='adam', clipnorm=[1]}", "clipnorm must be a number"),
         ("train.jit_compile=3", "must be true, false or 'auto', not 3"),
+        (
+            "prune.rates={dense/kernel=0.1}",
+            "must be a table, not '{dense/kernel=0.1}'. In a shell, write 'prune.rates=",
+        ),
+        ("train.optimizer={name=sgd}", "train.optimizer must be a table"),
     ],
 )
 def test_a_wrong_key_or_value_is_refused_in_one_sentence(word, message):
@@ -193,13 +198,36 @@ def test_a_wrong_key_or_value_is_refused_in_one_sentence(word, message):
     assert "\n" not in str(caught.value) and "pydantic" not in str(caught.value)
 
 
+def test_a_sweep_is_not_an_experiment():
+    with pytest.raises(LotteryError, match="makes several experiments. Use `lottery sweep`"):
+        config.load({"experiment": "mnist1d", "sweep": {"prune.rate": [0.1, 0.2]}})
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"name": "mnist1d"}, 500),
+        ({"name": "digits"}, 143),
+        ({"name": "digits", "validation": 7}, 7),
+        ({"name": "mnist1d", "num_examples": 24_000}, 5000),
+        ({"num_examples": 9}, 1),
+        ({"name": "cifar10"}, 5000),
+        ({"name": "npz", "path": "mine.npz", "num_examples": 100}, 5000),
+    ],
+)
+def test_without_a_number_validation_leaves_examples_for_training(settings, expected):
+    experiment = config.load({"data": settings})
+    assert experiment.data.validation == expected
+    assert config.load(config.plain(experiment.model_dump(mode="json"))).data == experiment.data
+
+
 def test_a_table_that_is_a_value_is_replaced_and_a_dotted_key_is_merged():
     file = {"train": {"optimizer": {"name": "sgd", "momentum": 0.9}}, "prune": {"rates": {"a/kernel": 0.1}}}
     experiment = config.load(file, {"train": {"optimizer": {"name": "rmsprop"}}, "prune": {"rates": {}}})
     assert experiment.train.optimizer == {"name": "rmsprop"} and experiment.prune.rates == {}
     experiment = config.load(file, config.parse_overrides(["prune.rates.b/kernel=0.3"]))
     assert experiment.prune.rates == {"a/kernel": 0.1, "b/kernel": 0.3}
-    with pytest.raises(LotteryError, match="prune.rates is a value, so it cannot have the key 'b/kernel'"):
+    with pytest.raises(LotteryError, match="prune.rates is 0.1, which has no key 'b/kernel'. Set the whole value"):
         config.load({}, config.parse_overrides(["prune.rates=0.1", "prune.rates.b/kernel=0.3"]))
 
 

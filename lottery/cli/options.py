@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from lottery import interrupts
+from lottery import formatting, interrupts
 from lottery.cli import output
 from lottery.errors import LotteryError, unknown
 
@@ -154,9 +154,10 @@ def selected(rows: Any, replicate: int | None, round: int | None) -> Any:
             continue
         if column not in rows:
             raise LotteryError(f"--{column} cannot be used here: each row is of several replicates.")
-        if wanted not in set(rows[column]):
-            stored = sorted(set(rows[column])) or "none yet"
-            raise LotteryError(f"--{column} {wanted} is not stored. The run has {stored}.")
+        stored = {int(number) for number in rows[column]}
+        if wanted not in stored:
+            there = formatting.ranges(stored, column) if stored else "nothing yet"
+            raise LotteryError(f"--{column} {wanted} is not stored. The run has {there}.")
         rows = rows[rows[column] == wanted]
     return rows
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from lottery import formatting
-from lottery.errors import printable
+from lottery.errors import LotteryError, printable
 from lottery.text_tables import BAD, GOOD, OPEN, TextTable
 
 # Heads of columns that are not the name in rows and CSV with spaces; one name for one quantity in all tables.
@@ -37,6 +37,10 @@ class AsData:
 
     as_json: Annotated[bool, Option("--json", help="Print the rows as JSON.")] = False
     as_csv: Annotated[bool, Option("--csv", help="Print the rows as CSV.")] = False
+
+    def __post_init__(self) -> None:
+        if self.as_json and self.as_csv:
+            raise LotteryError("Pass --json or --csv, not both.")
 
     def __bool__(self) -> bool:
         return self.as_json or self.as_csv

@@ -29,6 +29,8 @@ def run(
     stored = Path(source) if isinstance(source, str | Path) and Path(source).is_dir() else None
     if stored:
         experiment = _stored_experiment(stored, overrides)
+        if Path(out) != Path("runs") and Path(out).resolve() != stored.resolve().parent:
+            raise LotteryError(f"The run {str(stored)!r} goes on in its own folder. Leave out the folder {str(out)!r}.")
     else:
         has_objects = ingredients.model is not None or ingredients.data is not None
         # The default experiment is tuned to its own data and network.

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from lottery import config, data, weights
 from lottery.errors import LotteryError, TicketError, unknown
+from lottery.formatting import ranges
 from lottery.runs import store
 from lottery.runs.stored import stored_rounds
 from lottery.settings import GIVEN
@@ -91,8 +92,8 @@ def pick(rows: Table, round: int | str | None = None, density: float | None = No
     tickets = of_tickets(rows)
     stored = tickets[tickets["replicate"] == replicate].set_index("round")["density"].to_dict()
     if not stored:
-        there = sorted({int(number) for number in tickets["replicate"]})
-        raise TicketError(f"replicate {replicate!r} is not stored. The run has {there or 'nothing stored yet'}.")
+        there = ranges({int(number) for number in tickets["replicate"]}, "replicate") if len(tickets) else "nothing yet"
+        raise TicketError(f"replicate {replicate!r} is not stored. The run has {there}.")
     span = f"{min(stored)} to {max(stored)}" if len(stored) > 1 else str(min(stored))
     if round is not None and density is not None:
         raise TicketError(f"Pass round or density, not both. They are {round!r} and {density!r}.")

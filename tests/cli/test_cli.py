@@ -79,6 +79,8 @@ def test_when_the_time_is_up_the_status_says_that_there_is_more(lottery, tmp_pat
     resumed = lottery("run", folder, "--max-hours", "24", cwd=tmp_path)
     assert resumed.returncode == 0 and f"Figure: {folder}/accuracy.png" in resumed.stdout
     assert "takes no other values" in refused(lottery("run", folder, "train.num_steps=5", cwd=tmp_path))
+    assert "goes on in its own folder" in refused(lottery("run", folder, "--out", tmp_path / "other", cwd=tmp_path))
+    assert "Pass --json or --csv, not both." in refused(lottery("show", folder, "--json", "--csv", cwd=tmp_path))
     assert lottery("plan", folder, cwd=tmp_path).returncode == 0
 
 
@@ -222,7 +224,7 @@ def test_from_a_shell_it_is_one_sentence_and_status_2_too(tmp_path):
 
 
 def test_bad_choices_of_a_run_are_refused(lottery, small_run):
-    assert "--round 9 is not stored. The run has [0, 1, 2, 3]." in refused(
+    assert "--round 9 is not stored. The run has rounds 0 to 3." in refused(
         lottery("show", small_run.path, "--round", 9)
     )
     assert "--replicate 3 is not stored" in refused(lottery("plot", small_run.path, "--replicate", 3))
@@ -243,7 +245,7 @@ def test_a_run_without_a_round_is_shown_as_such(lottery, small_run, tmp_path):
     shutil.copytree(small_run.path, copy, ignore=shutil.ignore_patterns("replicate-*"))
     assert "No round" in lottery("show", copy).stdout
     for words in (("--round", 2), ("--round", 2, "--json"), ("--replicate", 2, "--csv")):
-        assert f"{words[0]} 2 is not stored. The run has none yet." in refused(lottery("show", copy, *words))
+        assert f"{words[0]} 2 is not stored. The run has nothing yet." in refused(lottery("show", copy, *words))
     assert "0 of 8 networks are stored" in lottery("verify", copy).stdout
     assert "no round is complete yet" in refused(lottery("plot", copy))
     for words in (("analyze", "overlap", small_run.path), ("plot", "--kind", "inputs")):

@@ -254,7 +254,7 @@ def test_a_strangers_words_are_only_shown(lottery, file, tmp_path, monkeypatch, 
         (("export", "RUN", "--round", "9", "--out", "a.keras"), "not stored for replicate 1. It has 0 to 3"),
         (("export", "RUN", "--round", "bets", "--out", "a.keras"), "Did you mean 'best'?"),
         (("export", "RUN", "--density", "2", "--out", "a.keras"), "density must be a fraction in (0, 1], not 2.0"),
-        (("export", "RUN", "--round", "1", "--replicate", "7", "--out", "a.keras"), "has [1, 2]"),
+        (("export", "RUN", "--round", "1", "--replicate", "7", "--out", "a.keras"), "has replicates 1, 2"),
         (("export", "RUN", "--round", "1", "--out", "a.keras", "--format", "kers"), "Did you mean 'keras'?"),
         (
             ("export", "RUN", "--round", "1", "--out", "a.foo"),

@@ -125,6 +125,7 @@ def test_overrides_as_the_command_line_takes_them_are_refused(small_run, words, 
         ({"epochs": 3}, "epochs: .*num_steps"),
         ({"batch_size": 3}, r'batch_size belongs in the experiment: \{"train": \{"batch_size": ...\}\}'),
         ({"name": "mine"}, r'name belongs in the experiment: \{"name": ...\}'),
+        ({"modle": None}, "Unknown argument 'modle'. Did you mean 'model'"),
         ({"prune": {"num_rounds": 2}}, r'prune belongs in the experiment: \{"prune": ...\}'),
         ({"model": "lenet"}, "model must be a function without arguments .* not str"),
     ],
@@ -141,5 +142,5 @@ def test_a_sweep_takes_values_from_its_tables_alone(key):
 
 
 def test_options_that_do_not_exist_are_refused(tmp_path):
-    with pytest.raises(TypeError, match="wrokers"):
+    with pytest.raises(LotteryError, match="Unknown argument 'wrokers'. Did you mean 'workers'"):
         lottery.run({}, out=tmp_path, wrokers=2)

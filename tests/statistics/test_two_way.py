@@ -138,7 +138,7 @@ def test_the_command(small_run, lottery_command):
     for wrong, message in (
         ([*words, "--replicate", "1"], "--replicate cannot be used with --interval two_way"),
         ([*words[:3], "both"], "--interval must be 'seeds' or 'two_way', not 'both'"),
-        ([*words, "--round", "9"], "--round 9 is not stored. The run has [1, 2, 3]."),
+        ([*words, "--round", "9"], "--round 9 is not stored. The run has rounds 1 to 3."),
     ):
         done = lottery_command(*wrong)
         assert done.returncode == 2 and message in " ".join(done.stderr.split())

@@ -747,7 +747,7 @@ def test_what_cannot_be_loaded_built_or_saved_says_why(small, small_run, tmp_pat
     refused("round must be .*not 'bets'. Did you mean 'best'", load, run, round="bets")
     refused("round 4 is not stored", load, run, round="4")
     assert load(run, round="1").density == load(run, round=1).density
-    refused(r"replicate 3 is not stored. The run has \[1, 2\]", load, run, round=1, replicate=3)
+    refused(r"replicate 3 is not stored. The run has replicates 1, 2", load, run, round=1, replicate=3)
     for wrong in (0, -0.5, 1.5, math.nan, math.inf, "0.2"):
         refused(r"density must be a fraction in \(0, 1\], not", load, run, density=wrong)
     refused("is not a run's folder", load, path, round=1)
