@@ -20,6 +20,7 @@ from lottery.pruning.criteria import ScoreFunction
 from lottery.pruning.plan import Plan
 from lottery.pruning.schedules import Density
 from lottery.settings import COMPILED, GIVEN
+from lottery.training.records import accuracy_among
 from lottery.training.settings import OF_COMPILING
 
 if TYPE_CHECKING:
@@ -66,7 +67,6 @@ class Prepared:
     trainer: "Trainer"
     plan: Plan
     criterion: ScoreFunction
-    accuracy: str | None  # the name of what the model reports as its accuracy; None if it measures none
     notes: tuple[str, ...] = ()  # sentences that a person should read before training
     cautions: tuple[str, ...] = ()  # those of them that stand before the verdict too; see `checks.cautions`
     # Observes the caller's model and functions: ``reported``, numbers that are the same on other machines but for
@@ -75,6 +75,11 @@ class Prepared:
     # By replicate, every variable at step 0, where it is drawn already.
     initial: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
     learner: list[Any] = field(default_factory=list)  # the trainer of scores, once it is made; see `mask_training`
+
+    @property
+    def accuracy(self) -> str | None:
+        """The name of what the model reports as its accuracy; None if it measures none."""
+        return accuracy_among(self.trainer.loop.examined.test_logs.names)
 
     def check_learns(self, branch: str) -> None:
         """Raise `LotteryError` if a branch learns masks, which it cannot learn for the model of this run."""

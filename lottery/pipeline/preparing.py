@@ -12,7 +12,6 @@ from lottery.pipeline import building, checks, fingerprinting
 from lottery.pipeline.prepared import Ingredients, Prepared, with_data, with_functions, with_model
 from lottery.pruning import criteria, mask_actions, plan
 from lottery.training import compiling, examples, mirrored, schedules
-from lottery.training.records import accuracy_among
 from lottery.training.trainer import Trainer
 
 
@@ -65,8 +64,7 @@ def _with_trainer(experiment: config.Experiment, ingredients: Ingredients) -> Pr
         # Networks of the package are known to fit, and this takes a trace.
         criterion.check_model(model, inputs)
     trainer = _trainer(experiment, model, loaded, ingredients, planned, schedule_step)
-    score, accuracy = ingredients.criterion or criterion.score, accuracy_among(trainer.loop.examined.test_logs.names)
-    prepared = Prepared(experiment, build, loaded, trainer, planned, score, accuracy)
+    prepared = Prepared(experiment, build, loaded, trainer, planned, ingredients.criterion or criterion.score)
     found = tuple(checks.cautions(model, loaded, inputs))
     return replace(prepared, cautions=found, notes=(*checks.notes(prepared, ingredients, inputs), *found))
 
