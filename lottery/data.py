@@ -75,6 +75,21 @@ USUAL_NAME = "mnist"
 USUAL_VALIDATION = 5000  # examples, where no number is set
 
 
+def _num_train(name: Any, path: Any, num_examples: Any) -> Any:
+    """Return how many examples there are for training and validation; 0 if the settings of the data do not tell."""
+    # A file, as arrays that are passed, may have validation examples of its own.
+    if path or str(name) not in DATASETS:
+        return 0
+    return num_examples or DATASETS[name].num_train
+
+
+def _too_many(validation: int, num_train: int, where: str) -> str:
+    return (
+        f"data.validation must be less than the {num_train} examples of {where}, not {validation}. Set it, such as "
+        f"data.validation = {max(1, num_train // 10)}."
+    )
+
+
 class Data(Section):
     """The ``[data]`` section of an experiment."""
 
@@ -93,14 +108,18 @@ class Data(Section):
         """Split a tenth of the training examples off, where they are known to be too few for the usual number."""
         if not isinstance(values, dict) or "validation" in values:
             return values
-        known = DATASETS.get(str(values.get("name", USUAL_NAME)))
-        if known is None or known.needs_path:  # a file may have validation examples of its own
-            return values
-        num_train = values.get("num_examples") or known.num_train
+        num_train = _num_train(values.get("name", USUAL_NAME), values.get("path"), values.get("num_examples"))
         # Nothing is validated yet: any other value gets a sentence of its own later.
         if type(num_train) is not int or not 0 < num_train <= USUAL_VALIDATION:
             return values
         return {**values, "validation": max(1, num_train // 10)}
+
+    @model_validator(mode="after")
+    def _examples_are_left_for_training(self) -> "Data":
+        num_train = _num_train(self.name, self.path, self.num_examples)
+        if 0 < num_train <= self.validation:
+            raise LotteryError(_too_many(self.validation, num_train, self.name))
+        return self
 
     @model_validator(mode="after")
     def _file_has_a_path(self) -> "Data":
@@ -237,10 +256,7 @@ def _fewer(train: Split, num: int, where: str) -> Split:
 def _split_off(train: Split, num: int, where: str) -> tuple[Split, Split]:
     """Split validation examples off the training part."""
     if num >= len(train):
-        raise LotteryError(
-            f"data.validation must be less than the {len(train)} examples of x_train in {where}, not {num}. "
-            f"Set it, such as data.validation = {max(1, len(train) // 10)}."
-        )
+        raise LotteryError(_too_many(num, len(train), f"x_train in {where}"))
     order = np.random.default_rng(SPLIT_SEED).permutation(len(train))
     chosen, rest = np.sort(order[:num]), np.sort(order[num:])
     return Split(train.x[rest], train.y[rest]), Split(train.x[chosen], train.y[chosen])

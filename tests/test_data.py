@@ -223,8 +223,12 @@ def test_fewer_examples_are_chosen_before_the_validation_examples(num):
 def test_numbers_of_examples_that_do_not_fit_are_refused():
     with pytest.raises(LotteryError, match="data.num_examples must be at most the 200 examples .* not 201"):
         data.split(arrays(), data.Data(num_examples=201, validation=20))
-    with pytest.raises(LotteryError, match="data.validation must be less than the 20 examples .* not 20"):
-        data.split(arrays(), data.Data(num_examples=20, validation=20))
+    with pytest.raises(LotteryError, match="data.validation must be less than the 20 examples .* not 20.*validation = 2"):
+        data.split(arrays(), data.Data(name="given", num_examples=20, validation=20))
+    # Where the settings tell, before anything is imported.
+    for settings in ({"num_examples": 20, "validation": 20}, {"name": "digits", "validation": 1437}):
+        with pytest.raises(LotteryError, match="data.validation must be less than the .* examples of "):
+            config.load({"data": settings})
     import tensorflow as tf
 
     stream = tf.data.Dataset.from_tensor_slices((np.zeros((8, 6), np.float32), np.zeros(8, int))).batch(4)
@@ -242,12 +246,11 @@ def test_what_has_no_effect_on_a_data_set_in_batches_is_said():
 
 
 def test_other_data_in_an_override_do_not_get_the_number_of_the_file():
-    from lottery import config
-
     assert config.load(None).data.num_examples == 24_000
     for changes in ({"name": "digits"}, {"path": "my.npz", "name": "npz"}):
         assert config.load(None, {"data": changes}).data.num_examples == 0
-    assert config.load(None, {"data": {"name": "digits", "num_examples": 500}}).data.num_examples == 500
+    few = {"name": "digits", "num_examples": 500, "validation": 50}
+    assert config.load(None, {"data": few}).data.num_examples == 500
 
 
 def test_an_error_while_generating_leaves_the_global_generators_alone(cache, monkeypatch):
