@@ -223,7 +223,9 @@ def test_fewer_examples_are_chosen_before_the_validation_examples(num):
 def test_numbers_of_examples_that_do_not_fit_are_refused():
     with pytest.raises(LotteryError, match="data.num_examples must be at most the 200 examples .* not 201"):
         data.split(arrays(), data.Data(num_examples=201, validation=20))
-    with pytest.raises(LotteryError, match="data.validation must be less than the 20 examples .* not 20.*validation = 2"):
+    with pytest.raises(
+        LotteryError, match="data.validation must be less than the 20 examples .* not 20.*validation = 2"
+    ):
         data.split(arrays(), data.Data(name="given", num_examples=20, validation=20))
     # Where the settings tell, before anything is imported.
     for settings in ({"num_examples": 20, "validation": 20}, {"name": "digits", "validation": 1437}):

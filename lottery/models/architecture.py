@@ -108,7 +108,8 @@ def _check_activations(model: Any, rebuilt: Any) -> None:
     x = tf.reshape(tf.linspace(-4.0, 4.0, 24), (2, 12))
     for own, other in zip(weights.all_layers(model), weights.all_layers(rebuilt), strict=True):
         for key in ("activation", "recurrent_activation"):
-            first, second = getattr(own, key, None), getattr(other, key, None)
+            first: Any = getattr(own, key, None)
+            second: Any = getattr(other, key, None)
             # A layer in the place of a function is described with its settings.
             if first is second or not hasattr(first, "__name__"):
                 continue
