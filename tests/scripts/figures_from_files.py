@@ -705,7 +705,7 @@ def look_at_overlap(figure: Figure, files: Files, weight: str = "all") -> None:
         figure.same("their places", axis.get_ticklocs(), range(len(keys)))
         axis.set_ticks([])  # names, not numbers of an axis
     of = "all weights" if weight == "all" else weight
-    figure.says(f"n = {{:d}} replicates at round {{:d}}, {of};", len(keys), index)
+    figure.says(f"n = {{:d}} replicates at round {{:d}}, {of}.", len(keys), index)
     figure.finish()
 
 
