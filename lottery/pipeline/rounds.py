@@ -27,8 +27,7 @@ def train_chain(training: Training, replicate: int, last: int) -> None:
     """
     chain = Chain(training, replicate)
     plan = training.prepared.plan
-    # From the first gap on: whatever comes after one was made from a round that is lost.
-    for number in range(len(store.complete_rounds(training.path, replicate)), last + 1):
+    for number in chain.missing(last):
         if number == 0:
             dense = chain.train(0, chain.initial, plan.dense)
             chain.store(0, dense, dict.fromkeys(plan.dense))
@@ -63,6 +62,11 @@ class Chain:
                 f"The rounds of {str(run)!r} were pruned by an earlier definition of {prune.criterion}, so more would "
                 "not belong to them; start a run of another name."
             )
+
+    def missing(self, last: int) -> range:
+        """Return the rounds that are not stored yet, up to a last one."""
+        # Up to the first gap: whatever comes after one was made from a round that is lost.
+        return range(len(store.complete_rounds(self.training.path, self.replicate)), last + 1)
 
     def source(self, number: int) -> Source:
         """Return what a round scores and prunes: the round before, or the dense network."""

@@ -425,7 +425,7 @@ def test_a_class_that_keras_would_lose_is_refused():
 
     model = Mine([layers.InputLayer((4,)), layers.Dense(2)])
     before = weights.read_state(model)
-    with pytest.raises(LotteryError, match="plain Sequential of the Mine"):
+    with pytest.raises(LotteryError, match="plain Sequential and drops the methods of Mine"):
         tfmot.wrap(model, {"dense/kernel": np.zeros((4, 2), bool)})
     assert_same(weights.read_state(model), before)
 

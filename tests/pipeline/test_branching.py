@@ -510,8 +510,8 @@ def ticket(origin):
         (maskless, "kept must have exactly the weights"),
         (too_long, "must train within the steps 0 to 65, not 0 to 66"),
         (nothing, "must return a branches.BranchStart, not NoneType"),
-        (ticket, "The name 'ticket' is taken"),
-        (lambda origin: None, "The name '<lambda>' is taken"),
+        (ticket, "'ticket' is the name of a branch"),
+        (lambda origin: None, "'<lambda>' is the name of a branch"),
     ],
 )  # fmt: skip
 def test_a_branch_of_the_callers_own_that_is_not_one_is_refused(controlled, own, message):

@@ -311,7 +311,7 @@ OBSTACLES = {
         lambda keras: keras.layers.Dense(4), lambda keras: keras.layers.ReLU(max_value=0), last
     ),
     "the loss is": with_loss(focal),
-    "takes the outputs of a sigmoid": with_loss(
+    "take the outputs of a sigmoid": with_loss(
         lambda keras: keras.losses.BinaryCrossentropy(from_logits=True), 1, "sigmoid"
     ),
     "the model measures accuracy by SparseTopKCategoricalAccuracy": measuring(
