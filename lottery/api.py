@@ -344,7 +344,7 @@ _BELONG = {
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
-    """Raise `LotteryError` if an option is what ``fit`` calls a part of the data or of the experiment."""
+    """Raise `LotteryError` for an argument that is no option, and say where it belongs or what it may mean."""
     # The annotations of a TypedDict, unlike those of other classes, include what it inherits.
     for name in options.keys() - Options.__annotations__.keys():
         if name in _BELONG:
@@ -354,7 +354,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
         for section, field in config.Experiment.model_fields.items():
             if name in getattr(field.annotation, "model_fields", {}):
                 raise LotteryError(f'{name} belongs in the experiment: {{"{section}": {{"{name}": ...}}}}.')
-        raise missing("Unknown argument", name, ["model", "data", "out", *Options.__annotations__])
+        raise missing("Unknown argument", name, [*inspect.signature(run).parameters, *Options.__annotations__])
 
 
 def _divided(

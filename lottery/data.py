@@ -86,8 +86,13 @@ def _num_train(name: Any, path: Any, num_examples: Any) -> Any:
 def _too_many(validation: int, num_train: int, where: str) -> str:
     return (
         f"data.validation must be less than the {num_train} examples of {where}, not {validation}. Set it, such as "
-        f"data.validation = {max(1, num_train // 10)}."
+        f"data.validation = {_tenth(num_train)}."
     )
+
+
+def _tenth(num_train: int) -> int:
+    """Return how many examples are for validation, where no number is set and the usual number is too large."""
+    return max(1, num_train // 10)
 
 
 class Data(Section):
@@ -112,7 +117,7 @@ class Data(Section):
         # Nothing is validated yet: any other value gets a sentence of its own later.
         if type(num_train) is not int or not 0 < num_train <= USUAL_VALIDATION:
             return values
-        return {**values, "validation": max(1, num_train // 10)}
+        return {**values, "validation": _tenth(num_train)}
 
     @model_validator(mode="after")
     def _examples_are_left_for_training(self) -> "Data":
@@ -305,8 +310,8 @@ def given(data: Any, settings: Data) -> Splits | Streams:
     if "validation" not in settings.model_fields_set:
         # The default number is for MNIST. It stays where there is no length, as of a tf.Variable or a single number.
         length = operator.length_hint(parts[0], 10 * settings.validation)
-        tenth = max(1, (settings.num_examples or length) // 10)
-        settings = settings.model_copy(update={"validation": min(settings.validation, tenth)})
+        num = min(settings.validation, _tenth(settings.num_examples or length))
+        settings = settings.model_copy(update={"validation": num})
     return split(dict(zip(KEYS, parts, strict=True)), settings)
 
 

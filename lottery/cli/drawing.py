@@ -48,8 +48,15 @@ class Drawn:
         """Return those that are given, or raise `LotteryError` if the kind does not take one."""
         from lottery import plots
 
-        given = {**vars(self), "rounds": options.numbers("--rounds", self.rounds), "labels": self._labels()}
-        chosen = {name: value for name, value in given.items() if value and name != "label"}
+        given = {
+            "rounds": options.numbers("--rounds", self.rounds),
+            "weight": self.weight,
+            "full": self.full,
+            "interval": self.interval,
+            "labels": self._labels(),
+            "by": self.by,
+        }
+        chosen = {name: value for name, value in given.items() if value}
         for name in chosen:
             if name not in plots.options_of(kind):
                 fitting = ", ".join(other for other in plots.kinds() if name in plots.options_of(other))

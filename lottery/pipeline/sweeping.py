@@ -94,10 +94,8 @@ def sweep(
     ingredients = Ingredients(import_code=import_code)
     with execution.started() as session:
         experiments = {}
-        # What a run with a model of the user's own has recorded; before a model is built, by which TensorFlow begins to
-        # compute.
-        own = (point.settings for point in found if ingredients.have_own_model(point.settings))
-        like = next(filter(None, (environment.of_like_run(out, settings) for settings in own)), {})
+        # Before a model is built, by which TensorFlow begins to compute.
+        like = _recorded(out, found, ingredients)
         for point in found:
             path, experiment = store.run_path(out, point.settings), point.settings
             if ingredients.have_own_model(experiment):  # its settings alone do not tell its run
@@ -125,6 +123,15 @@ def sweep(
         # Copied networks had no events.
         session.writing({job.run: experiments[job.run] for job in copies})
     return list(experiments)
+
+
+def _recorded(out: str | Path, found: Sequence[Point], ingredients: Ingredients) -> Mapping[str, Any]:
+    """Return what a run of the grid with a model of the user's own has recorded; nothing if none was begun."""
+    for point in found:
+        recorded = environment.of_like_run(out, point.settings) if ingredients.have_own_model(point.settings) else {}
+        if recorded:
+            return recorded
+    return {}
 
 
 def _open(

@@ -189,8 +189,9 @@ def flat(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 def _numbers(logs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the single numbers of a report: a list of numbers, as of each class, is no loss and no accuracy."""
-    shapes = {name: tf.TensorShape(getattr(value, "shape", ())) for name, value in flat(logs).items()}
-    return {name: value for name, value in flat(logs).items() if shapes[name].rank in (0, None)}
+    found = flat(logs)
+    shapes = {name: tf.TensorShape(getattr(value, "shape", ())) for name, value in found.items()}
+    return {name: value for name, value in found.items() if shapes[name].rank in (0, None)}
 
 
 def _reported(model: Any, step: str, logs: Any, take: Callable[[], Any], touched: Iterable[Any] = ()) -> Reported:
