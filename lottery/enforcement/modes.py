@@ -7,13 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from lottery import weights
-from lottery.enforcement import patching, tfmot
-from lottery.enforcement.entries import Held, HeldAt, check_kind, held, masked, refuse_adapted
+from lottery.enforcement import patching, refusals, tfmot
+from lottery.enforcement.entries import Held, HeldAt, held, masked, refuse_adapted
 from lottery.errors import LotteryError
-from lottery.models.kerases import is_keras, keras_of, tf
+from lottery.models.kerases import keras_of, tf
 
 # A context manager function, as `constraint`: of a model, masks and held values. It yields callbacks for ``fit``.
 Enforcement = Callable[..., AbstractContextManager[list[Any]]]
@@ -92,8 +89,8 @@ def reparameterization(model: Any, masks: Mapping[str, Any], held_at: HeldAt = N
             f"The model {model.name!r} is a tf_keras model, and reparameterization needs a Keras 3 model; "
             'build it with keras, or use another mode, such as "constraint".'
         )
-    _refuse_spectral(model, masks)
-    _refuse_traced(model)
+    refusals.spectral(model, masks)
+    refusals.traced(model)
     with (
         _holding(model, masks, held_at, "reparameterization") as entries,
         patching.constrained(entries),
@@ -115,7 +112,7 @@ def callback(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> It
     Yields:
         The callback, in a list, for ``fit(..., callbacks=...)``; put it before callbacks that read the weights.
     """
-    _refuse_several_steps(model)
+    refusals.several_steps(model)
     with _holding(model, masks, held_at, "callback") as entries:
         both = [(entry.variable, patching.obeying(entry)) for entry in entries]
 
@@ -125,7 +122,7 @@ def callback(model: Any, masks: Mapping[str, Any], held_at: HeldAt = None) -> It
 
         made: Any = keras_of(model).callbacks.LambdaCallback(
             # Asked again, because the model may have been compiled anew since.
-            on_train_begin=lambda logs: _refuse_several_steps(made.model),
+            on_train_begin=lambda logs: refusals.several_steps(made.model),
             on_train_batch_end=lambda batch, logs=None: obey(),
         )
         # Without this, tf_keras 2.21 copies logs from the device for it.
@@ -198,7 +195,7 @@ def _holding(model: Any, masks: Mapping[str, Any], held_at: HeldAt, mode: str) -
     entries = held(model, masks, held_at)
     refuse_adapted(model, entries)
     if mode != "callback":
-        _refuse_embeddings(model, entries)
+        refusals.embeddings(model, entries)
     for entry in entries:
         if id(entry.variable) in _HOLDING:
             raise LotteryError(
@@ -216,7 +213,7 @@ def _holding(model: Any, masks: Mapping[str, Any], held_at: HeldAt, mode: str) -
             with patching.undone(partial(patching.hold, entries)):
                 yield entries
                 if mode != "callback":  # whose loop may have called no callback
-                    _refuse_moved(model, entries)
+                    refusals.moved(model, entries)
     finally:
         patching.retrace(model)
         for key in own:
@@ -243,71 +240,3 @@ def _holding_averages(model: Any, entries: list[Held]) -> Iterator[None]:
         follow()
         stack.enter_context(patching.replaced(model, "compile", following))
         yield
-
-
-def _refuse_spectral(model: Any, masks: Mapping[str, Any]) -> None:
-    check_kind(masks)
-    named = weights.variables(model)
-    masked_ids = {id(named[name]) for name in masks if name in named}
-    for layer in weights.all_layers(model):
-        is_spectral = any(cls.__name__ == "SpectralNormalization" and is_keras(cls) for cls in type(layer).__mro__)
-        if is_spectral and masked_ids & {id(variable) for variable in layer.variables}:
-            raise LotteryError(
-                f"The layer {layer.name!r} is a SpectralNormalization, which assigns its weight while it computes. In "
-                'the mode "reparameterization" the weight is then a tensor, which cannot be assigned; use another '
-                'mode, such as "constraint".'
-            )
-
-
-def _refuse_moved(model: Any, entries: list[Held]) -> None:
-    """Raise `LotteryError` if masked entries have moved, in training that the mode had no part in."""
-    for entry in entries:
-        # Masks and values in variables may have been assigned since the last update.
-        if hasattr(entry.mask, "assign") or hasattr(entry.value, "assign"):
-            continue
-        value, masked_entries = entry.variable.numpy(), ~np.asarray(entry.mask)
-        if np.any(value[masked_entries] != np.asarray(entry.projected(value))[masked_entries]):
-            raise LotteryError(
-                f"{entry.name!r} has masked entries that changed while they were held: by code that assigns the weight "
-                "without the optimizer, or by a function that was traced before, such as the fit of a model that "
-                f"contains {model.name!r}. Hold the masks in the model that is trained, and check it with AuditMasks."
-            )
-
-
-def _refuse_traced(model: Any) -> None:
-    """Raise `LotteryError` if a layer has a ``tf.function``, which would keep the tensors of its first trace."""
-    for layer in weights.all_layers(model):
-        for cls in type(layer).__mro__:
-            traced = [name for name, value in vars(cls).items() if hasattr(value, "get_concrete_function")]
-            if traced:
-                raise LotteryError(
-                    f"The layer {layer.name!r} has a tf.function, {traced[0]!r}, which keeps what it has traced, and "
-                    'reparameterization has another tensor in each trace; use another mode, such as "constraint".'
-                )
-
-
-def _refuse_embeddings(model: Any, entries: list[Held]) -> None:
-    """Raise `LotteryError` if an optimizer takes no constraint where the gradient has single rows."""
-    # An optimizer of tf_keras.optimizers.legacy, by the name of a method that no other has (tf_keras 2.21).
-    if not hasattr(getattr(model, "optimizer", None), "get_slot_names"):
-        return
-    tables = {id(getattr(layer, "embeddings", None)) for layer in weights.all_layers(model)}
-    for entry in entries:
-        if id(entry.variable) in tables:
-            raise LotteryError(
-                f"{entry.name!r} is an embedding, whose masks an optimizer of tf_keras.optimizers.legacy cannot hold; "
-                'use an optimizer of tf_keras.optimizers, or the mode "callback".'
-            )
-
-
-def _refuse_several_steps(model: Any) -> None:
-    # tf_keras 2.21 has a variable without a public name, before compiling None; Keras 3.15 has a number.
-    in_variable: Any = getattr(model, "_steps_per_execution", None)
-    num_steps = getattr(model, "steps_per_execution", None) if in_variable is None else in_variable.numpy()
-    if getattr(model, "autotune_steps_per_execution", False):
-        num_steps = "'auto'"  # it begins with 1, and grows
-    if num_steps not in (None, 1):
-        raise LotteryError(
-            f"The model is compiled with steps_per_execution={num_steps}, and a callback cannot act between these "
-            'steps; compile the model with 1, or use another mode, such as "constraint".'
-        )
