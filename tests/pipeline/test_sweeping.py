@@ -8,7 +8,7 @@ import pytest
 import lottery
 from lottery import config, files, progress
 from lottery.errors import LotteryError
-from lottery.pipeline import sweeping
+from lottery.pipeline import presets, sweeping
 from lottery.runs import store, verification
 from lottery.runs.stored import StoredRound
 from lottery.statistics import comparison
@@ -105,7 +105,7 @@ def test_a_sweep_starts_from_an_experiment_that_ships_and_takes_overrides(tmp_pa
     found = sweeping.points(file, {"run": {"num_replicates": 1}})
     with pytest.raises(LotteryError, match=r"prune.rate has values in \[sweep\], so it cannot be set for every"):
         sweeping.points(file, {"prune": {"rate": 0.2}})
-    base = config.load(lottery.pipeline.presets.named("lenet_mnist"))
+    base = config.load(presets.named("lenet_mnist"))
     assert [(one.settings.prune.rate, one.settings.train.num_steps) for one in found] == [
         (0.1, 70),
         (0.1, 90),
