@@ -105,8 +105,8 @@ def leaks(weights: Weights, masks: Masks, held_at: Weights | None = None) -> dic
     for name, mask in masks.items():
         own = weights[name]
         # In the type of the weight, as `apply` puts it there: 0.1 in single precision is another number than in double.
-        held = np.broadcast_to((held_at or {}).get(name, 0), mask.shape)[~mask].astype(own.dtype)
-        counts[name] = int(np.count_nonzero(own[~mask] != held))
+        held = np.asarray((held_at or {}).get(name, 0)).astype(own.dtype)
+        counts[name] = int(np.count_nonzero((own != held) & ~mask))
     return {name: count for name, count in counts.items() if count}
 
 

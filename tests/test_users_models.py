@@ -293,6 +293,26 @@ def test_steps_that_change_weights_behind_the_optimiser_are_found_out(tmp_path):
         run(build, tmp_path)
 
 
+def test_a_weight_that_one_step_changes_is_found_out_at_the_next_evaluation(tmp_path):
+    """Even if the next update holds it again: neither the last state nor the best would show it."""
+    import keras
+
+    class Own(keras.Sequential):
+        def train_step(self, data):
+            logs = super().train_step(data)
+            kernel = self.layers[0].kernel
+            kernel.assign_add(keras.ops.ones_like(kernel) * keras.ops.cast(self.optimizer.iterations == 10, "float32"))
+            return logs
+
+    def build():
+        model = Own([keras.Input((6,)), keras.layers.Dense(8), keras.layers.Dense(3)])
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+        return model
+
+    with pytest.raises(LotteryError, match="round 1: dense/kernel has masked entries that are not zero after step 10:"):
+        run(build, tmp_path, overrides={"train": {"num_steps": 20, "eval_every": 5}})
+
+
 def test_a_second_optimiser_and_seeds_outside_the_model_are_reset_with_each_round(tmp_path):
     import keras
     import tensorflow as tf

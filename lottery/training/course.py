@@ -118,6 +118,8 @@ class Course:
             self._add(state.step, "train", state.trained)
         # Of the averages, if the optimizer has any: a training that stopped here would end with them.
         with optimizers.finalized(self.model):
+            if self.engine is self.trainer.loop:  # the sparse engine has no masked entries
+                self._check_held(weights.read(self.model))
             state.validation = self._measured("validation", state.step)
             if self.trainer.settings.test_curve:
                 self._measured("test", state.step)
@@ -160,7 +162,9 @@ class Course:
         self.engine.finish()
         optimizers.finalize(self.model)
         final = weights.read_state(self.model)
-        self._check(final)
+        for stored in final, state.best:
+            self._check_held(stored)
+        self._check_finite(final)
         steps = {"early_stop": int(state.summary["early_stop_step"]), "final": self.last}
         states = {self.last: final, steps["early_stop"]: state.best}
         if state.budget:
@@ -275,15 +279,17 @@ class Course:
         self._add(step, split, measured)
         return measured
 
-    def _check(self, final: Weights) -> None:
-        """Raise `LotteryError` if a masked entry is not held, or a trained weight is not a finite number."""
-        leaks = masks.leaks(final, self.kept, self.held_at) | masks.leaks(self.state.best, self.kept, self.held_at)
-        for name in leaks:
+    def _check_held(self, variables: Weights) -> None:
+        """Raise `LotteryError` if a masked entry is not held."""
+        for name in masks.leaks(variables, self.kept, self.held_at):
             what = "held" if self.trainer.held else "zero"
             raise LotteryError(
-                f"{name} has masked entries that are not {what}: the model's train_step changes it without the "
-                "optimizer, whose constraints hold the masks."
+                f"{name} has masked entries that are not {what} after step {self.state.step}: the model's train_step "
+                "changes it without the optimizer, whose constraints hold the masks."
             )
+
+    def _check_finite(self, final: Weights) -> None:
+        """Raise `LotteryError` if a trained weight is not a finite number."""
         # Whether the loss shows a NaN depends on the processor: the relu of some makes it a zero.
         for name, variable in weights.variables(self.model).items():
             if weights.is_trained(self.model, variable) and not np.isfinite(final[name]).all():
