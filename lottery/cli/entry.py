@@ -66,6 +66,9 @@ def main() -> None:
     codecs.register_error("in_ascii", _in_ascii)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="in_ascii")
+    # Whatever backend the user's other programs choose: here, and in the processes that this one starts, networks are
+    # those of TensorFlow.
+    os.environ["KERAS_BACKEND"] = "tensorflow"
     # TF_CPP_MIN_LOG_LEVEL silences the C++ of TensorFlow, and not its Python.
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     for name in ("stdout", "stderr"):

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lottery import cli
 from lottery.errors import StorageError
 from lottery.statistics import results
 
@@ -184,6 +185,14 @@ def test_importing_costs_next_to_nothing():
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert all(command in done.stdout for command in ("run", "ls", "show", "plot", "verify"))
+
+
+def test_keras_uses_tensorflow_whatever_the_users_other_programs_use(monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    monkeypatch.setattr(sys, "argv", ["lottery", "--version"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert os.environ["KERAS_BACKEND"] == "tensorflow"
 
 
 def test_every_command_and_option_says_what_it_is(lottery):
