@@ -41,6 +41,7 @@ def opened(browser, page_path):
         listed = [{"name": name, "value": value} for name, value in features.items()]
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": listed})
         browser.get(page_path.as_uri())
+        until(browser, "return document.readyState === 'complete'")  # on a busy machine `get` has returned before
         return browser
 
     return opened
