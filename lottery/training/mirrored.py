@@ -55,7 +55,7 @@ def check(model: Any, data: Splits | Streams, settings: Train) -> None:
         )
     key, sizes = "train.batch_size", [settings.batch_size]
     if isinstance(data, Streams):
-        key = "data (batched with drop_remainder=True)"
+        key = "The size of the data's batches (with drop_remainder=True)"
         sizes = [part.shape[0] for part in tf.nest.flatten(data.train().element_spec)]
     num = num_devices(model)
     for size in sizes:
