@@ -1,5 +1,6 @@
 """The style of figures: colours, markers and lines, the rows and means that they show and in words, and axes."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -316,15 +317,14 @@ def log_ticks(axis: Any) -> None:
 
 def log_places(low: float, high: float) -> list[float]:
     """Return where a logarithmic axis has ticks between 1 and 10: at 1, 2 and 5, farther apart, or closer."""
-    from matplotlib.ticker import LogLocator
-
     every = range(1, 10)
     halves = [num / 2 for num in range(2, 20)]
     tenths = [num / 10 for num in range(10, 100)]
+    powers = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
     # From few ticks to many, so that an axis has no more than it needs.
-    for least, places in ((5, [1]), (6, [1, 3]), (3, [1, 2, 5]), (3, every), (3, halves), (3, tenths)):
-        ticks = LogLocator(subs=places).tick_values(low, high)
-        if sum(low <= tick <= high for tick in ticks) >= least:
+    options = (5, [1]), (6, [1, 3]), (3, [1, 2, 5]), (3, [1, 2, 3, 5, 7]), (3, every), (3, halves), (3, tenths)
+    for least, places in options:
+        if sum(low <= place * 10.0**power <= high for place in places for power in powers) >= least:
             break
     return list(places)
 

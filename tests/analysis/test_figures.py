@@ -976,6 +976,12 @@ def test_a_logarithmic_axis_has_ticks_that_can_be_read(low):
     assert sum(low_end <= place <= high_end for place in ax.yaxis.get_majorticklocs()) >= 3
 
 
+# 0.9 and 0.8 have no room beside 1, nor has 0.8 beside 0.7, on an axis that goes far beyond them.
+@pytest.mark.parametrize("ends", [(0.21, 1.15), (0.107, 0.81)])
+def test_a_logarithmic_axis_has_no_more_ticks_than_it_needs(ends):
+    assert style.log_places(*ends) == [1, 2, 3, 5, 7]
+
+
 @pytest.mark.parametrize("low", [0.02, 0.003, 0.0008])
 def test_labels_of_low_densities_do_not_lie_on_each_other(low):
     rows = made_up([[0.9, 0.8]])
