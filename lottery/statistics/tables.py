@@ -171,17 +171,18 @@ def controls(judgement: Judgement, costs: Table | None = None, only: int | None 
     }
     key = {
         "ticket − branch": f"mean over the n replicates that have both, {_unit(metric)}, and its 95 % interval",
-        "ticket is": f"as its interval shows; {verdicts.AS_GOOD}: within the tolerance, ?: not shown",
+        "ticket is": f"as its interval shows; {verdicts.AS_GOOD}: better by no more than the tolerance, ?: not shown",
         "its steps": "of all trainings that it takes, rounds before it included; its multiply-adds likewise",
+        "share of the ticket's": "its multiply-adds / those of the ticket",
     }
     if costs is not None:
         columns |= {
             "its steps": ("steps", _whole),
             "its multiply-adds": ("multiply_adds", short),
-            "of the ticket's": ("share", number),
+            "share of the ticket's": ("share", number),
         }
     notes = [f"{'; '.join(tests)}."] if tests else []
-    leave_out = ("n", "of the ticket's", f"ticket's {metric.name}", "density")
+    leave_out = ("n", "share of the ticket's", f"ticket's {metric.name}", "density")
     return text_tables.of_rows(rows, columns, key=key, notes=notes, leave_out=leave_out, tones=_BESIDE)
 
 
