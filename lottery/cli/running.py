@@ -94,6 +94,8 @@ def sweep(
     """Run a grid of experiments, or continue it, and show a row for each; what they share is trained once.
 
     Example: a file with the lines experiment = "lenet_mnist", [sweep], "prune.rate" = [0.2, 0.5].
+
+    A narrow terminal leaves out the runs' folders first; `lottery ls` lists them.
     """
     from lottery import config, formatting
     from lottery.pipeline import sweeping
@@ -118,7 +120,8 @@ def sweep(
         for key, form in forms.items():
             shown[key] = rows[key].astype(float).map(form, na_action="ignore").astype(object).fillna("")
         rows = rows.assign(**shown)
-    output.rows(rows, as_data)
+    # The swept values name a row as well, and paths are long.
+    output.rows(rows, as_data, leave_out=("run",))
 
 
 def _branches() -> list[tuple[str, str]]:

@@ -188,6 +188,10 @@ def test_names_of_runs_and_weights_stay_whole(printed, folder):
         )
 
 
+def test_a_narrow_sweep_shows_its_results_rather_than_its_runs(printed):
+    assert "Columns left out: run;" in printed("sweep sweep.toml", 50)[0]
+
+
 def test_columns_are_left_out_in_the_order_that_help_states(printed):
     stated = re.search(r"in this order: ([\w, %±]+)\.", " ".join(printed("show --help", 80)[0].split()))[1].split(", ")
     absent = {}
