@@ -6,7 +6,7 @@ import typer
 
 from lottery import cli
 
-WIDTH = 100
+WIDTH = 88
 HEAD = """# Commands
 
 What `--help` says of each command, and what `python -m tests.scripts.command_reference` prints.
