@@ -28,7 +28,10 @@ def percent(fraction: float) -> str:
 
 
 # Columns of tables, by their names, that are formatted in a way of their own.
-_COARSE = {"compression", "parameter_compression", "speedup", "dead_inputs", "dead_units", "seconds"}
+_COARSE = {
+    "compression", "parameter_compression", "speedup", "dead_inputs", "dead_units", "dead", "least", "mean", "most",
+    "seconds",
+}  # fmt: skip
 _FORMS: dict[str, Callable[[float], str]] = {
     **dict.fromkeys(("density", "weight_density", "test accuracy"), percent),
     **dict.fromkeys(("accuracy", "highest_accuracy", "last_accuracy"), lambda value: f"{100 * value:.2f} %"),

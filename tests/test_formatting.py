@@ -27,6 +27,11 @@ def test_a_small_negative_number_has_a_minus_sign_too():
     assert texts == ["−3.0e-05", "0.5000"] and formatting.are_numbers(texts)
 
 
+def test_means_of_counts_have_one_place():
+    for name in ("dead", "least", "mean", "most", "dead_units"):
+        assert formatting.column([0.0, 1 / 3], name) == ["0.0", "0.3"]
+
+
 def test_a_column_of_accuracies_is_in_per_cent_and_its_differences_are_points():
     assert formatting.column([0.9041, float("nan"), 1.0], "accuracy") == ["90.41 %", "", "100.00 %"]
     assert formatting.column([-0.0658, float("nan"), 0.0], "vs_dense") == ["−6.58", "", "+0.00"]
