@@ -375,6 +375,7 @@ def _check_fair(experiment: Experiment) -> None:
 _UNIONS = {
     "train.jit_compile": "true, false or 'auto'",
     "run.control_rounds": "'all' or a list of rounds, such as [2, 4]",
+    "train.optimizer": "the name of an optimizer, or a table such as {'name': 'sgd', 'momentum': 0.9}",
 }
 # Keys whose values may be tables.
 _TABLES = ("train.optimizer", "train.learning_rate", "prune.rates")
@@ -402,6 +403,9 @@ def _sentence(error: ValidationError) -> LotteryError:
         for part in place[:-1]:
             section = section.model_fields[part].annotation
         where = "" if len(place) == 1 else f" in [{'.'.join(place[:-1])}]"
+        elsewhere = [key for key in flat(Experiment().model_dump()) if key.endswith(f".{place[-1]}")]
+        if elsewhere:
+            return LotteryError(f"Unknown key {place[-1]!r}{where}. Did you mean {elsewhere[0]!r}?")
         return missing("Unknown key", place[-1], section.model_fields, where)
     if first["type"] == "literal_error":
         return LotteryError(f"{key} must be {first.get('ctx', {})['expected']}, not {first['input']!r}.")

@@ -126,6 +126,8 @@ def test_overrides_are_toml_and_else_strings():
     [
         ("train.num_step=3", "Unknown key 'num_step' in .train.. Did you mean 'num_steps'"),
         ("trian.num_steps=3", "Unknown key 'trian'. Did you mean 'train'"),
+        ("num_steps=3", "Unknown key 'num_steps'. Did you mean 'train.num_steps'"),
+        ("train.rate=0.5", "Unknown key 'rate' in .train.. Did you mean 'prune.rate'"),
         (
             "data.name=mnits",
             "data.name must be 'mnist1d', 'digits', 'mnist', .*not 'mnits'.*Did you mean 'mnist'",
@@ -160,6 +162,7 @@ def test_overrides_are_toml_and_else_strings():
         ("train.drop_at=[50000]", "train.drop_at must be less than train.num_steps, 50000, not 50000"),
         ("train.warmup_steps=50001", "train.warmup_steps must be at most .* not 50001"),
         ("train.optimizer={name='sgd', weight_decay='a'}", "weight_decay must be a number, true or false, not 'a'"),
+        ("train.optimizer=1", "train.optimizer must be the name of an optimizer, or a table such as .*, not 1"),
         ("train.optimizer={name=1}", "train.optimizer must be 'adadelta', .* or 'sgd', not 1"),
         ("train.warmup_steps=-1", "train.warmup_steps must be .*not -1"),
         (
