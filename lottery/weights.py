@@ -27,8 +27,11 @@ def variables(model: Any) -> dict[str, Any]:
     (``dense_3`` for a Dense).
 
     Raises:
-        LotteryError: The model is not built.
+        LotteryError: It is no model, or the model is not built.
     """
+    # Of the class, since tf_keras raises an error where a model that is not built has no variables yet.
+    if not hasattr(type(model), "variables"):
+        raise LotteryError(f"The model must be a Keras model, not {type(model).__name__}.")
     # In this order: tf_keras raises an error of its own if variables of a model that is not built are asked for.
     if not getattr(model, "built", True) or not model.variables:
         raise LotteryError(f"The model {model.name!r} is not built; give it an Input layer, or call it once.")

@@ -611,6 +611,8 @@ def test_threads_of_a_run_with_an_own_model_are_found_before_it_is_built(tmp_pat
 def test_what_keras_says_is_shortened_to_its_reason():
     error = ValueError("Exception encountered when calling Sequential.call().\n\n\x1b[1mInput 0 is wrong\x1b[0m\nmore")
     assert reason(error) == "Input 0 is wrong"
+    error = ValueError("{{function_node __wrapped__Sub_device_/device:CPU:0}} Incompatible shapes [Op:Sub] name: sub")
+    assert reason(error) == "Incompatible shapes"
 
 
 def test_a_model_that_measures_no_accuracy_is_pruned_all_the_same(tmp_path):

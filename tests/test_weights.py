@@ -551,3 +551,5 @@ def test_a_model_that_is_not_built_is_refused():
 
     with pytest.raises(LotteryError, match="not built"):
         weights.read(keras.Sequential([keras.layers.Dense(3)]))
+    with pytest.raises(LotteryError, match="must be a Keras model, not function"):
+        weights.read(lenet_300_100)

@@ -133,7 +133,9 @@ def reason(error: Exception) -> str:
     if not lines:
         return type(error).__name__
     # Before what went wrong in a graph, the graph's own trace comes, too.
-    return lines[-1] if "Graph execution error" in str(error) else lines[0]
+    line = lines[-1] if "Graph execution error" in str(error) else lines[0]
+    # TensorFlow writes its own names of functions and operations around it.
+    return re.sub(r"^\{\{.*?\}\} | \[Op:\w+\].*$", "", line)
 
 
 @contextlib.contextmanager

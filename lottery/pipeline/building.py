@@ -72,7 +72,7 @@ def words_of_batches(experiment: config.Experiment, replicate: int) -> tuple[int
 
 def build_model(build: Callable[[], Any], seed: int) -> Any:
     """Build a model with initial weights from a seed; raise `LotteryError` if that fails or it is no Keras model."""
-    if hasattr(build, "trainable_variables"):
+    if hasattr(build, "trainable_variables") and not isinstance(build, type):
         raise LotteryError("model must be a function that builds a new model each time it is called, not a model.")
     if not callable(build):
         raise LotteryError(

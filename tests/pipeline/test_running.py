@@ -358,6 +358,13 @@ def test_bad_input_writes_nothing(tmp_path, overrides, arguments, message):
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_class_of_models_builds_models(tmp_path):
+    import keras
+
+    with pytest.raises(LotteryError, match="is not built; give it an Input layer"):
+        lottery.run(ONE, model=keras.Sequential, out=tmp_path, on_event=quietly)
+
+
 def test_labels_that_are_no_class_are_refused(tmp_path):
     x_train, y_train, x_test, y_test = toy_arrays(np.random.default_rng(3))
     y_test = y_test.copy()
