@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from lottery.cli import commands, options, output, showing
+from lottery.errors import LotteryError
 
 
 def _names() -> list[tuple[str, str]]:
@@ -160,6 +161,9 @@ def branch(
     from lottery.pipeline.prepared import Ingredients
     from lottery.statistics import results
 
+    others = [word for word in overrides or [] if "=" not in word]
+    if others:
+        raise LotteryError(f"`lottery branch` trains one kind of branch at a time; start it again for {others[0]!r}.")
     words = config.parse_overrides(overrides or [])
     chosen = options.numbers("--rounds", rounds)
     trusted = Ingredients(import_code=training.import_code)

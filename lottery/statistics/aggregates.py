@@ -322,7 +322,8 @@ def _divided(runs: Iterable[Path], by: str) -> dict[tuple[str, str], Path]:
             tasks[key] = f"{name} ({alike + 1})" if alike else name
         cell = f"{by} = {settings[by]}", tasks[key]
         if cell in found:
-            raise LotteryError(f"{str(found[cell])!r} and {str(run)!r} have the same data, model and {by}.")
+            both = f"{str(found[cell])!r} and {str(run)!r}"
+            raise LotteryError(f"{both} have the same data, model and {by}; leave out one of them.")
         found[cell] = run
     methods = dict.fromkeys(method for method, _ in found)
     cells = list(itertools.product(methods, tasks.values()))

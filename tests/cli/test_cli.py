@@ -124,6 +124,7 @@ def test_controls_and_branches_from_the_command_line(lottery, tmp_path):
     assert "8 of 8 networks and 1 more are stored; every checksum" in verified
     assert "The start weights of random_reinit were not made again" in verified
     assert "not 'random'" in refused(lottery("branch", path, "random"))
+    assert "start it again for 'set'" in refused(lottery("branch", path, "random_mask", "set"))
     assert "--rounds must be numbers, such as 7,15, not 'one'" in refused(
         lottery("branch", path, "random_mask", "--rounds", "one")
     )

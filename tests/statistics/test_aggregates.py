@@ -203,7 +203,7 @@ def test_the_command(small_run, tmp_path, lottery_command, traced_once, monkeypa
         ([*words[:2], "--aggregate"], "compare needs two different runs or more"),
         (
             ["compare", small_run.path, random.path, "--aggregate", "--by", "prune.rate"],
-            "have the same data, model and",
+            "have the same data, model and prune.rate; leave out one of them.",
         ),
         (["compare", *every[:3], "--aggregate", "--by", "prune.criterion"], "no run of digits lenet_300_100 (2) has"),
     ):
