@@ -384,17 +384,16 @@ _TABLES = ("train.optimizer", "train.learning_rate", "prune.rates")
 def _sentence(error: ValidationError) -> LotteryError:
     """Say in one sentence what is wrong first."""
     first = error.errors()[0]
-    text, key = first["input"], ".".join(map(str, first["loc"][:2]))
-    if key in _TABLES and isinstance(text, str) and text.startswith("{"):
+    value, key = first["input"], ".".join(map(str, first["loc"][:2]))
+    if key in _TABLES and isinstance(value, str) and value.startswith("{"):
         # A shell takes the quotes out of prune.rates={"dense/kernel"=0.1}, and what is left is not a table.
-        return LotteryError(f"{key} must be a table, not {text!r}. In a shell, write '{key}={{...}}' with its quotes.")
+        return LotteryError(f"{key} must be a table, not {value!r}. In a shell, write '{key}={{...}}' with its quotes.")
     inner = first.get("ctx", {}).get("error")
     if isinstance(inner, LotteryError):
         return inner
     # pydantic tells an error for each type that a value may have, and the first is of one of them.
-    union = ".".join(map(str, first["loc"][:2]))
-    if union in _UNIONS:
-        return LotteryError(f"{union} must be {_UNIONS[union]}, not {first['input']!r}.")
+    if key in _UNIONS:
+        return LotteryError(f"{key} must be {_UNIONS[key]}, not {value!r}.")
     # In a union pydantic adds the member's type to the place of an error; no key has such a name.
     place = [str(part) for part in first["loc"] if part not in ("constrained-float", "bool", "dict[str,any]", "str")]
     key = ".".join(place)
@@ -407,11 +406,9 @@ def _sentence(error: ValidationError) -> LotteryError:
         if elsewhere:
             return LotteryError(f"Unknown key {place[-1]!r}{where}. Did you mean {elsewhere[0]!r}?")
         return missing("Unknown key", place[-1], section.model_fields, where)
-    if first["type"] == "literal_error":
-        return LotteryError(f"{key} must be {first.get('ctx', {})['expected']}, not {first['input']!r}.")
     if first["type"] == "tuple_type":
         # A shell takes the quotes out of run.controls=["random_mask"], and what is left is not a list.
-        hint = " In a shell, put quotes around the whole." if isinstance(first["input"], str) else ""
-        return LotteryError(f"{key} must be a list, such as [1, 2] or ['a', 'b'], not {first['input']!r}.{hint}")
+        hint = " In a shell, put quotes around the whole." if isinstance(value, str) else ""
+        return LotteryError(f"{key} must be a list, such as [1, 2] or ['a', 'b'], not {value!r}.{hint}")
     allowed = first["msg"].removeprefix("Input should be ").replace("dictionary or instance of", "table like")
-    return LotteryError(f"{key} must be {allowed}, not {first['input']!r}.")
+    return LotteryError(f"{key} must be {allowed}, not {value!r}.")

@@ -120,14 +120,10 @@ class Data(Section):
         return {**values, "validation": _tenth(num_train)}
 
     @model_validator(mode="after")
-    def _examples_are_left_for_training(self) -> "Data":
+    def _settings_fit(self) -> "Data":
         num_train = _num_train(self.name, self.path, self.num_examples)
         if 0 < num_train <= self.validation:
             raise LotteryError(_too_many(self.validation, num_train, self.name))
-        return self
-
-    @model_validator(mode="after")
-    def _file_has_a_path(self) -> "Data":
         if self.name in DATASETS and DATASETS[self.name].needs_path and not self.path:
             raise LotteryError(f'data.name = "{self.name}" needs data.path, the file to read.')
         return self

@@ -16,26 +16,23 @@ class Command(TyperCommand):
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """List the words of the usage line."""
-        return ["[OPTIONS]", *(argument.metavar for argument in self._arguments())]
+        arguments = [parameter for parameter in self.params if parameter.param_type_name == "argument"]
+        return ["[OPTIONS]", *(argument.metavar for argument in arguments)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments and the options."""
         arguments, options = [], []
-        for argument in self._arguments():
-            _, text = argument.get_help_record(ctx) or ("", "")
-            arguments.append((argument.metavar, text))
         for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record and parameter.param_type_name == "option":
+            name, text = parameter.get_help_record(ctx) or ("", "")
+            if parameter.param_type_name == "argument":
+                arguments.append((parameter.metavar, text))
+            elif name:
                 # An option without a metavar has its Python type in angle brackets.
-                options.append((re.sub(r"<(\w+)[^>]*>", _placeholder, record[0]), record[1]))
+                options.append((re.sub(r"<(\w+)[^>]*>", _placeholder, name), text))
         for title, lines in (("Arguments", arguments), ("Options", options)):
             if lines:
                 with formatter.section(title):
                     formatter.write_dl(lines)
-
-    def _arguments(self) -> list[Any]:
-        return [parameter for parameter in self.params if parameter.param_type_name == "argument"]
 
 
 def _placeholder(found: re.Match[str]) -> str:

@@ -18,15 +18,12 @@ if TYPE_CHECKING:
 else:
 
     class _Later:
-        """A module that is imported when it is first used: TensorFlow takes seconds, and a stored run needs none."""
-
-        def __init__(self, name: str) -> None:
-            self._name = name
+        """TensorFlow, imported when it is first used: that takes seconds, and a stored run does not need it."""
 
         def __getattr__(self, attribute: str) -> Any:
-            return getattr(importlib.import_module(self._name), attribute)
+            return getattr(importlib.import_module("tensorflow"), attribute)
 
-    tf = _Later("tensorflow")
+    tf = _Later()
 
 
 def num_threads() -> int:
