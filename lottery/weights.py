@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -177,11 +177,8 @@ def _collect(layer: Any, prefix: str, named: dict[str, Any], seen: set[int]) -> 
         if id(variable) not in below and id(variable) not in seen:
             seen.add(id(variable))
             named[_unique(prefix + _own_name(variable, layer), named)] = variable
-    taken: Counter[str] = Counter()
-    for child in within:
-        stem = plain_name(type(inside(child)).__name__, inside(child).name)
-        name = f"{stem}_{taken[stem]}" if taken[stem] else stem
-        taken[stem] += 1
+    stems = [plain_name(type(inside(child)).__name__, inside(child).name) for child in within]
+    for child, name in zip(within, numbered(stems), strict=True):
         if id(child) not in seen:  # a shared layer is named at its first place
             seen.add(id(child))
             _collect(child, f"{prefix}{name}/", named, seen)
@@ -207,6 +204,16 @@ def plain_name(kind: str, name: str) -> str:
     automatic = "functional|model" if snake == "functional" else f"(?:private)?{re.escape(snake)}"
     match = re.fullmatch(rf"(forward_|backward_)?({automatic})(_\d+)?", name)
     return (match[1] or "") + snake if match else name
+
+
+def numbered(names: Iterable[str]) -> list[str]:
+    """Number names from the second of each kind, such as dense, dense_1."""
+    counts: Counter[str] = Counter()
+    found = []
+    for name in names:
+        found.append(f"{name}_{counts[name]}" if counts[name] else name)
+        counts[name] += 1
+    return found
 
 
 def _unique(name: str, taken: Mapping[str, Any]) -> str:

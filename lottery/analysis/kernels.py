@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -66,10 +65,7 @@ def _of_equation(mask: np.ndarray, equation: object) -> tuple[np.ndarray, int]:
 
 def _by_path(layers: list[DescribedLayer], prefix: str) -> Iterator[tuple[str, DescribedLayer]]:
     """Yield layers and those within them, named as `lottery.weights.variables` names them."""
-    taken: Counter[str] = Counter()
-    for layer in layers:
-        stem = weights.plain_name(layer.name, str(layer.settings.get("name", "")))
-        path = f"{prefix}{stem}_{taken[stem]}" if taken[stem] else f"{prefix}{stem}"
-        taken[stem] += 1
-        yield path, layer
-        yield from _by_path(graph.layers_within(layer.settings), f"{path}/")
+    stems = [weights.plain_name(layer.name, str(layer.settings.get("name", ""))) for layer in layers]
+    for layer, name in zip(layers, weights.numbered(stems), strict=True):
+        yield f"{prefix}{name}", layer
+        yield from _by_path(graph.layers_within(layer.settings), f"{prefix}{name}/")

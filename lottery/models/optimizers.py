@@ -2,12 +2,12 @@
 
 import contextlib
 import itertools
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from lottery import weights
 from lottery.models.kerases import is_keras, put_back
 
 _AVERAGES = "_model_variables_moving_average"  # by position, as slots are; no public name (Keras 3.15, tf_keras 2.21)
@@ -37,13 +37,9 @@ def learning_rate(model: Any) -> float | dict[str, Any]:
     if not delegates(model.optimizer):
         return _rate(model.optimizer)
     model.optimizer.build(model.trainable_variables)  # a function may choose the optimizers
-    rates: dict[str, Any] = {"name": "MultiOptimizer"}
-    counts: Counter[str] = Counter()
-    for optimizer in plain(model.optimizer):
-        kind = type(optimizer).__name__
-        rates[f"{kind}_{counts[kind]}" if counts[kind] else kind] = _rate(optimizer)
-        counts[kind] += 1
-    return rates
+    optimizers = plain(model.optimizer)
+    names = weights.numbered(type(optimizer).__name__ for optimizer in optimizers)
+    return {"name": "MultiOptimizer", **dict(zip(names, map(_rate, optimizers), strict=True))}
 
 
 def _rate(optimizer: Any) -> float:

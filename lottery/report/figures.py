@@ -106,8 +106,7 @@ def frames(run: ReportedRun, most: int = MOST) -> dict[str, Any] | None:
         table = run.table("inputs", rounds=tuple(range(num_rounds.max())))
     else:
         # Of the first replicate, as many rounds as there is room for.
-        rounds = style.chosen(range(num_rounds.iloc[0]), room)
-        table = run.table("inputs", rounds=tuple(rounds))
+        table = run.table("inputs", rounds=tuple(style.chosen(range(num_rounds.iloc[0]), room)))
         table = table[table["replicate"] == num_rounds.index[0]]
     found = []
     shape: tuple[int, ...] = ()

@@ -1,6 +1,5 @@
 """The tables of a page that no other place shows; `lottery.statistics.tables` has the others."""
 
-import math
 from collections.abc import Sequence
 from datetime import date
 from typing import Any
@@ -66,8 +65,7 @@ def day(seconds: float) -> str:
 def key_facts(run: ReportedRun) -> dict[str, str]:
     """Collect the most important numbers of a run, by name."""
     metric = run.judgement.metric
-    dense = of_dense(run.summary)
-    value = dense[f"{metric.what}_mean"].iloc[0] if len(dense) else math.nan
+    (value,) = of_dense(run.summary)[f"{metric.what}_mean"]
     facts = {f"dense {metric.name}": metric.value(value) or "not measured"}
     for word, line in run.judgement.shown.items():
         facts[f"smallest density shown to be {word}"] = _density(line)

@@ -30,7 +30,6 @@ METRICS = ("step", "split", "loss", "accuracy")
 CHANGES = ("step", "num_kept", "pruned", "grown")  # of a change of masks in training
 EARLY_STOP, PREDICTIONS = "early_stop.safetensors", "predictions.safetensors"  # not in runs of earlier versions
 BUDGET = "budget.safetensors"  # only where the early-stop step comes after the budget
-STATES = {"final": "weights.safetensors", "early_stop": EARLY_STOP, "budget": BUDGET}  # files of trained variables
 
 
 class NetworkId(NamedTuple):

@@ -166,11 +166,12 @@ class StoredRound:
         return lottery_weights.fingerprint(masked) == self.record["start_sha256"]
 
     def states(self) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-        """Yield the trained variables that are stored: when they were taken, a key of `store.STATES`, and by name."""
+        """Yield the trained variables that are stored: ``final``, ``early_stop`` or ``budget``, and the variables."""
         yield "final", self.weights
-        for when in ("early_stop", "budget"):
-            if self.has(store.STATES[when]):
-                yield when, getattr(self, when)
+        if self.has(store.EARLY_STOP):
+            yield "early_stop", self.early_stop
+        if self.has(store.BUDGET):
+            yield "budget", self.budget
 
     def wrong_held(self, held_at: Mapping[str, np.ndarray]) -> Iterator[str]:
         """Yield a sentence for each weight with masked entries that are not at these values, or at zero without any."""

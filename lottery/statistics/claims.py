@@ -119,8 +119,8 @@ def survivors(rows: Table, claim: Claim) -> Reading:
     expected = ladder(claim.layers, claim.held, max([*claim.numbers, *kept.index]))
     for number, values in kept.items():
         if sorted(values) != [expected[number]]:
-            counted = listed(f"{int(num):,}" for num in sorted(values))
-            return Reading(f"round {number}: {counted}, not {expected[number]:,}", FAIL)
+            found = listed(f"{int(num):,}" for num in sorted(values))
+            return Reading(f"round {number}: {found}, not {expected[number]:,}", FAIL)
     absent = [number for number in claim.numbers if number not in kept]
     if absent:
         return _missing(TICKET, absent)

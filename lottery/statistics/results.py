@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from lottery.formatting import counted
 from lottery.pruning import branches
 from lottery.runs import store
 from lottery.runs.stored import StoredRound, stored_rounds
@@ -53,7 +54,7 @@ def rows_of(run: Path, networks: Iterable[StoredRound]) -> Table:
             dense[stored.replicate] = record
         row = {"run": stored.run.resolve().name, "last_step": record.get("last_step", experiment.train.num_steps)}
         row |= {column: record[column] for column in _OF_RECORD}
-        row |= _beside_dense(stored, dense.get(stored.replicate))
+        row |= _beside_dense(stored, dense[stored.replicate])
         # A network that trains on begins with what dense, and rounds before, have learnt. Where all rounds do, there is
         # nothing to compare with the steps of dense.
         if branches.trains_on(stored.branch, experiment.rewind.mode):
@@ -64,11 +65,11 @@ def rows_of(run: Path, networks: Iterable[StoredRound]) -> Table:
     return frame(rows, COLUMNS).astype(dict.fromkeys(measured, float))
 
 
-def _beside_dense(stored: StoredRound, dense: Mapping[str, Any] | None) -> dict[str, Any]:
+def _beside_dense(stored: StoredRound, dense: Mapping[str, Any]) -> dict[str, Any]:
     """Find what a network has reached within the steps, and by the loss, of the dense network of its replicate."""
     record = stored.record
     found = {"dense_loss_step": record.get("dense_loss_step")}
-    if dense is None or stored.branch != store.TICKET:
+    if stored.branch != store.TICKET:
         return found
     if record["early_stop_step"] <= dense["early_stop_step"]:
         return found | {column: record[column.replace("budget", "early_stop")] for column in _OF_BUDGET}
@@ -83,8 +84,8 @@ def collapsed(run: Path) -> list[str]:
             rounds.setdefault((stored.branch, name), []).append(stored.round)
     sentences = []
     for (branch, name), found in rounds.items():
-        networks = "1 network" if len(found) == 1 else f"{len(found)} networks"
         of = "" if branch == store.TICKET else f" of {branch}"
+        networks = counted(len(found), "network")
         sentences.append(f"Nothing is left of {name} in {networks}{of}, from round {min(found)} on.")
     return sentences
 

@@ -204,7 +204,10 @@ def _nearest(rounds: Table, rule: Rule) -> Headline:
     if single is not None:
         unsure = f"{_too_few(rounds['replicates'].max())} for all {len(rounds)} rounds at once"
         nearest = f"The sparsest ticket that is {single['verdict']} in the test of its own round"
-        best = _in_words(_as_judged(single), rule)
+        if single["verdict"] == WINNING:
+            # By the interval within the budget, which this verdict is of.
+            single |= {end: single[f"budget_{end}"] for end in ("mean", "low", "high")}
+        best = _in_words(single, rule)
         return Headline(f"No {rule.word} ticket is shown: {unsure}. {nearest} has {best}.", OPEN)
     undecided = rounds[rounds["verdict"] == CANNOT_TELL]
     if undecided.empty:
@@ -223,13 +226,6 @@ def _nearest(rounds: Table, rule: Rule) -> Headline:
         what = MATCHING if line["mean"] >= rule.bound else NOT_MATCHING
         text += f" About {line['needed']:.0f} replicates would show that it is {what}, in the test of its own round."
     return Headline(text, OPEN)
-
-
-def _as_judged(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a line of `verdicts.judged` with the interval that its verdict is of."""
-    if line["verdict"] != WINNING:
-        return dict(line)
-    return {**line, **{end: line[f"budget_{end}"] for end in ("mean", "low", "high")}}
 
 
 def _too_few(num: float) -> str:

@@ -45,8 +45,8 @@ _BESIDE = {verdicts.BETTER: GOOD, verdicts.AS_GOOD: OPEN, verdicts.WORSE: BAD, C
 _PUBLISHED = {"pass": GOOD, "fail": BAD, "cannot tell": OPEN, "open": OPEN}
 
 
-def rounds(judgement: Judgement, points: Table, costs: Table | None = None, short: bool = False) -> TextTable | None:
-    """List the tickets, a row for each round; None if there are none.
+def rounds(judgement: Judgement, points: Table, costs: Table | None = None, short: bool = False) -> TextTable:
+    """List the tickets, a row for each round.
 
     Args:
         judgement: Of the run.
@@ -56,8 +56,6 @@ def rounds(judgement: Judgement, points: Table, costs: Table | None = None, shor
     """
     metric = judgement.metric
     points = of_tickets(points)
-    if points.empty:
-        return None
     rows = points.merge(judgement.rounds.drop(columns=["density", "replicates"]), on="round", how="left")
     # Nothing is judged of round 0, and the merge leaves NaN there.
     rows = rows.fillna({"early_stop": "", "verdict": "", "special": "", "final_verdict": ""})
@@ -303,8 +301,7 @@ def aggregated(found: Table, tasks: Sequence[str]) -> TextTable:
         "P(method > dense)": "probability that a network of the method is more accurate than a dense network",
         beaten: f"probability that a network of {first} is more accurate than a network of the method",
     }
-    noun = "tasks" if len(tasks) > 1 else "task"
-    over = f"{len(tasks)} {noun} ({', '.join(tasks)}), {num} of each"
+    over = f"{formatting.counted(len(tasks), 'task')} ({', '.join(tasks)}), {num} of each"
     notes = [f"Over {over}. Test accuracy at the early-stop step."]
     return text_tables.of_rows(rows, columns, key=key, notes=notes, leave_out=[beaten])
 

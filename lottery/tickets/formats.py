@@ -19,7 +19,7 @@ from lottery import weights
 from lottery.enforcement import tfmot
 from lottery.errors import LotteryError
 from lottery.masks import Masks
-from lottery.models.kerases import is_compiled, keras_of, tf
+from lottery.models.kerases import is_compiled, keras_of, put_back, tf
 from lottery.tickets import tflite
 from lottery.tickets.reopened import Opened, Stored
 
@@ -97,12 +97,9 @@ def npz_opened(path: Path, model: Any) -> Opened:
         raise LotteryError(f"{str(path)!r} holds other variables than the model {model.name!r}: {', '.join(missing)}.")
 
     def outputs(inputs: Any) -> Any:
-        before = weights.read_state(model)
-        try:
+        with put_back(weights.variables(model).values()):
             weights.assign(model, arrays)
             return model(inputs, training=False)
-        finally:
-            weights.assign(model, before)
 
     return Opened(outputs, {name: Stored(value) for name, value in arrays.items()}, named=True)
 
