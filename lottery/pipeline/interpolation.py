@@ -11,7 +11,7 @@ from lottery import interrupts, randomness, weights
 from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
 from lottery.masks import Weights
-from lottery.models.kerases import is_compiled, tf
+from lottery.models.kerases import is_compiled, put_back, tf
 from lottery.runs.siblings import PathPoint
 from lottery.statistics.barriers import error_barrier
 from lottery.training import mirrored
@@ -134,7 +134,6 @@ def barrier(
         first = weights.read_state(first)
     if not isinstance(second, Mapping):
         second = weights.read_state(second)
-    before = weights.read_state(model)
     parts = tuple(data) if isinstance(data, tuple | list) else (data,)
     options: dict[str, Any] = dict(zip(("x", "y", "sample_weight"), parts, strict=False))
     # A data set, which is one part, has batches of its own, beside which Keras refuses a size.
@@ -143,11 +142,9 @@ def barrier(
     recompute = None
     if statistics is not None:
         recompute = recomputed(model, lambda: (statistics[at] for at in _drawn(len(statistics))))
-    try:
+    with put_back(weights.variables(model).values()):
         evaluate = {"test": lambda: model.evaluate(verbose=0, return_dict=True, **options)}
         rows = path(model, first, second, evaluate, alphas, recompute)
-    finally:
-        weights.assign(model, before)
     points = [(alpha, loss, error) for alpha, _, loss, error in rows]
     return {**error_barrier([row[0] for row in points], [row[2] for row in points]), "points": points}
 
