@@ -28,8 +28,6 @@ ELSEWHERE, ELSEWHERE_IN_HALF = 0.001, 0.01
 # Rounding favours neither the record nor what is computed again: the p value at which differences count as forged.
 TOO_ONE_SIDED = 0.001
 
-SPLITS = {"validation": "val", "test": "test"}
-
 FindTied = Callable[[], np.ndarray | None]  # see `ties.tied`
 # Called before each network with the number of networks that are done, of all, and its name.
 OnNetwork = Callable[[int, int, str], None]
@@ -128,10 +126,10 @@ class _Recomputing:
             name = when.replace("_", "-")
             engine = prepared.trainer.at(state, stored.masks, stored.engine)
             find_tied = partial(ties.tied, prepared.trainer.model, prepared.data, rounding=self.rounding)
-            for split, short in SPLITS.items():
+            for split in ("validation", "test"):
                 found = loss_and_accuracy(engine.evaluate(split), f"{split} loss")
-                recorded = np.array([record[f"{when}_{short}_{what}"] for what in ("loss", "accuracy")], float)
                 num = prepared.data.num_examples(split)
+                recorded = stored.measured(when, split)
                 yield from self._compared(f"{name} {split}", found, recorded, num, partial(find_tied, split))
             if stored.has(store.PREDICTIONS):
                 yield from self._predicted(engine.classes(), stored, when, partial(find_tied, "test"))

@@ -263,7 +263,7 @@ def _wrong_path(pair: Siblings, recomputed: bool) -> Iterator[str]:
     elif not recomputed:  # other statistics give the networks at the ends other errors
         tested = {row[0]: row[3] for row in rows if row[1] == "test"}
         for alpha, order in zip((0.0, 1.0), ORDERS, strict=True):
-            error = 1 - pair.network(order).record["final_test_accuracy"]
+            error = 1 - pair.network(order).measured("final", "test")[1]
             # Keras computes an accuracy in float32. The negation counts NaN as wrong.
             if not abs(tested[alpha] - error) <= 1e-6:
                 yield f"At alpha {alpha:g} the test error is {tested[alpha]}, and the error of the network is {error}."

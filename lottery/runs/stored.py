@@ -173,6 +173,12 @@ class StoredRound:
         if self.has(store.BUDGET):
             yield "budget", self.budget
 
+    def measured(self, when: str, split: str) -> np.ndarray:
+        """Return the recorded loss and accuracy of one of the `states` on a split; NaN for what was not measured."""
+        short = "val" if split == "validation" else split
+        # A record has None for NaN, which JSON does not have; other numbers are written exactly.
+        return np.array([self.record[f"{when}_{short}_{what}"] for what in ("loss", "accuracy")], float)
+
     def wrong_held(self, held_at: Mapping[str, np.ndarray]) -> Iterator[str]:
         """Yield a sentence for each weight with masked entries that are not at these values, or at zero without any."""
         what = "at their held values" if held_at else "zero"

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -217,12 +216,12 @@ def _wrong_curve(stored: StoredRound, curves: Curves) -> Iterator[str]:
         yield f"The early-stop step is {record['early_stop_step']}, but the curve has its minimum at step {stop}."
     else:
         for when, step in (("early_stop", stop), ("final", last)):
-            for split in _unlike(record, when, curves, step):
+            for split in _unlike(stored, when, curves, step):
                 yield f"The record's {when} {split} loss and accuracy differ from the curve."
     yield from _wrong_budget(stored, curves)
     recorded = record.get("dense_loss_step")
     if recorded is not None:
-        lowest = StoredRound(stored.run, stored.replicate, 0).record["early_stop_val_loss"]
+        lowest, _ = StoredRound(stored.run, stored.replicate, 0).measured("early_stop", "validation")
         step = min((step for step in candidates if validation[step][0] <= lowest), default=None)
         if recorded != step:
             yield f"It reaches the lowest loss of dense at step {recorded} in the record, but at {step} in the curve."
@@ -234,14 +233,12 @@ def _wrong_curve(stored: StoredRound, curves: Curves) -> Iterator[str]:
         yield f"The curve goes from step {first} to {last}, but training from step {expected[0]} to {expected[1]}."
 
 
-def _unlike(record: dict[str, Any], when: str, curves: Curves, step: int) -> Iterator[str]:
+def _unlike(stored: StoredRound, when: str, curves: Curves, step: int) -> Iterator[str]:
     """Yield each split with another loss or accuracy in the record than the curve has at a step."""
     # What was not trained has no curve of the training split.
-    trained = [("train", "train")] if when == "final" and step in curves["train"] else []
-    for split, short in (("validation", "val"), ("test", "test"), *trained):
-        # A record has None for NaN, which JSON does not have; other numbers are written exactly.
-        recorded = np.array([record[f"{when}_{short}_{what}"] for what in ("loss", "accuracy")], float)
-        if not np.array_equal(recorded, curves[split][step], equal_nan=True):
+    trained = ["train"] if when == "final" and step in curves["train"] else []
+    for split in ("validation", "test", *trained):
+        if not np.array_equal(stored.measured(when, split), curves[split][step], equal_nan=True):
             yield split
 
 
@@ -259,7 +256,7 @@ def _wrong_budget(stored: StoredRound, curves: Curves) -> Iterator[str]:
     if step is None or not is_ticket or record["early_stop_step"] <= budget or recorded != step:
         yield f"The network within the budget of {budget} steps is at {recorded} in the record, at {step} in the curve."
         return
-    for split in _unlike(record, "budget", curves, step):
+    for split in _unlike(stored, "budget", curves, step):
         yield f"The record's {split} loss and accuracy within the budget differ from the curve."
 
 
@@ -295,7 +292,7 @@ def _wrong_predictions(stored: StoredRound) -> Iterator[str]:
     label = stored.predictions["label"]
     for when in stored.predictions.keys() - {"label"}:
         accuracy = float(np.mean(stored.predictions[when] == label))
-        recorded = float(np.array(stored.record[f"{when}_test_accuracy"], float))  # JSON has no NaN
+        _, recorded = stored.measured(when, "test")
         # The negation counts NaN as wrong.
         if not abs(accuracy - recorded) <= ACCURACY_ROUNDING:
             yield f"The {when} predictions give a test accuracy of {accuracy:.6f}, but the record has {recorded:.6f}."

@@ -430,6 +430,9 @@ def tamper(run, what):
     elif what == "end":
         changed = [(*row[:3], 0.5) if row[0] == 1 else row for row in points]
         siblings.write_path(path, changed, record["networks"])
+    elif what == "unmeasured":
+        rewrite(folder, final_test_accuracy=None)
+        siblings.write_path(path, points, pair_of(run, 1, 1).digests())
     elif what == "short":
         siblings.write_path(path, points[:-2], record["networks"])
     elif what in ("middle", "recomputed"):
@@ -476,6 +479,7 @@ def rewrite(folder, text=None, kept=None, state=None, **changed):
         ("retrained", "path", "step 15 with order 1 has other masks than the round"),
         ("again", "path", "step 15 with order 2 is another than when the path was measured"),
         ("end", "path", "At alpha 1 the test error is 0.5"),
+        ("unmeasured", "path", "and the error of the network is nan"),
         ("short", "path", "do not go evenly from 0 to 1"),
         ("middle", "path", "does not have the checksum"),
         ("recomputed", "path", "does not have the checksum"),

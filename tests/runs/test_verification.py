@@ -127,6 +127,10 @@ DAMAGES = {
         "accuracy differ from the curve",
     ),
     "another early stop": (lambda folder: reseal(folder, {"early_stop_step": 0}), "the curve has its minimum at"),
+    "no loss of the dense network": (
+        lambda folder: reseal(folder.with_name("round-00"), {"early_stop_val_loss": None}),
+        "It reaches the lowest loss of dense at step",
+    ),
     "an edited record": (edited, r"round\.json.*checksum"),
     "a round that is missing": (lambda folder: (folder / "round.json").unlink(), None),
     "a record cut short": (truncate("round.json"), r"round\.json.*damaged"),
