@@ -133,8 +133,8 @@ def plan(
     if source is None and power.pilot is not None:
         source = store.read_experiment(power.pilot).model_dump(mode="json")
     planned = config.load(source, overriding)
-    # Before anything else imports TensorFlow, which reads the setting of oneDNN once.
-    environment.import_tensorflow(names=[planned.model.name])
+    # Before anything is computed: TensorFlow reads the setting of oneDNN once, and keeps its number of threads.
+    environment.begin(planned, {}, [planned.model.name])
     imports = import_code or config.names_network(overriding)
     rows = preview.rounds(planned, power.pilot, imports)
     notes = preview.sentences(planned, int(rows["num_kept"].iloc[0]))

@@ -98,6 +98,20 @@ def test_a_plan_measures_how_long_it_takes(lottery_command, tmp_path, monkeypatc
     assert not list(tmp_path.glob("*/")) and "of training on" not in lottery_command("plan", "--no-time").stdout
 
 
+def test_a_plan_has_the_threads_of_the_run_before_it_computes(lottery_command, monkeypatch):
+    """TensorFlow keeps the threads that it has computed with, and a model that is built has computed its weights."""
+    calls, build = [], preview.model_of
+
+    def building(*arguments):
+        calls.append("built")
+        return build(*arguments)
+
+    monkeypatch.setattr(preview, "model_of", building)
+    monkeypatch.setattr(environment, "begin", lambda planned, *_: calls.append(planned.run.num_threads))
+    assert lottery_command("plan", "run.num_threads=61", "--no-time").returncode == 0
+    assert calls == [61, "built"]
+
+
 def test_a_plan_counts_on_no_more_networks_in_parallel_than_there_can_be(monkeypatch):
     monkeypatch.setattr(rehearsal, "SECONDS", 0.0)
     threads = environment.num_threads()
