@@ -18,12 +18,12 @@ from pydantic_core import PydanticCustomError
 
 from lottery.data import Data
 from lottery.enforcement.modes import ENFORCEMENTS
-from lottery.errors import LotteryError, missing
+from lottery.errors import LotteryError
 from lottery.models.settings import Model
 from lottery.pruning import branches, criteria, fairness, mask_actions, rewinding
 from lottery.pruning.granularity import UNITS
 from lottery.pruning.settings import Prune, Rewind, implied_rounds
-from lottery.settings import MOST_REPLICATES, Natural, Section, is_given, one_of
+from lottery.settings import MOST_REPLICATES, Natural, Section, is_given, one_of, wrong_setting
 from lottery.training.settings import OF_COMPILING, Train
 
 ALL = "all"  # rounds get controls
@@ -139,7 +139,7 @@ def validated(tables: Mapping[str, Any]) -> Experiment:
     try:
         return Experiment.model_validate(tables)
     except ValidationError as error:
-        raise _sentence(error) from None
+        raise wrong_setting(error, Experiment) from None
 
 
 def with_values(experiment: Experiment, section: str, values: Mapping[str, Any]) -> Experiment:
@@ -369,46 +369,3 @@ def _check_fair(experiment: Experiment) -> None:
             f'rewind.mode must be "weights" with prune.criterion = "{prune.criterion}", not "{rewind.mode}": this '
             "criterion scores the weights before any training."
         )
-
-
-# Values of several types, of which pydantic names one.
-_UNIONS = {
-    "train.jit_compile": "true, false or 'auto'",
-    "run.control_rounds": "'all' or a list of rounds, such as [2, 4]",
-    "train.optimizer": "the name of an optimizer, or a table such as {'name': 'sgd', 'momentum': 0.9}",
-}
-# Keys whose values may be tables.
-_TABLES = ("train.optimizer", "train.learning_rate", "prune.rates")
-
-
-def _sentence(error: ValidationError) -> LotteryError:
-    """Say in one sentence what is wrong first."""
-    first = error.errors()[0]
-    value, key = first["input"], ".".join(map(str, first["loc"][:2]))
-    if key in _TABLES and isinstance(value, str) and value.startswith("{"):
-        # A shell takes the quotes out of prune.rates={"dense/kernel"=0.1}, and what is left is not a table.
-        return LotteryError(f"{key} must be a table, not {value!r}. In a shell, write '{key}={{...}}' with its quotes.")
-    inner = first.get("ctx", {}).get("error")
-    if isinstance(inner, LotteryError):
-        return inner
-    # pydantic tells an error for each type that a value may have, and the first is of one of them.
-    if key in _UNIONS:
-        return LotteryError(f"{key} must be {_UNIONS[key]}, not {value!r}.")
-    # In a union pydantic adds the member's type to the place of an error; no key has such a name.
-    place = [str(part) for part in first["loc"] if part not in ("constrained-float", "bool", "dict[str,any]", "str")]
-    key = ".".join(place)
-    if first["type"] == "extra_forbidden":
-        section: Any = Experiment
-        for part in place[:-1]:
-            section = section.model_fields[part].annotation
-        where = "" if len(place) == 1 else f" in [{'.'.join(place[:-1])}]"
-        elsewhere = [key for key in flat(Experiment().model_dump()) if key.endswith(f".{place[-1]}")]
-        if elsewhere:
-            return LotteryError(f"Unknown key {place[-1]!r}{where}. Did you mean {elsewhere[0]!r}?")
-        return missing("Unknown key", place[-1], section.model_fields, where)
-    if first["type"] == "tuple_type":
-        # A shell takes the quotes out of run.controls=["random_mask"], and what is left is not a list.
-        hint = " In a shell, put quotes around the whole." if isinstance(value, str) else ""
-        return LotteryError(f"{key} must be a list, such as [1, 2] or ['a', 'b'], not {value!r}.{hint}")
-    allowed = first["msg"].removeprefix("Input should be ").replace("dictionary or instance of", "table like")
-    return LotteryError(f"{key} must be {allowed}, not {value!r}.")
