@@ -60,7 +60,7 @@ def figure(curves: Table, ax: Any = None, **shown: Unpack[Shown]) -> Any:
     lines = _lines(curves, **shown)
     ax = style.new_or(ax)
     for label, line, look in style.by_round(lines.points):
-        style.band(ax, line["step"], line, look, label, markevery=max(1, len(line) // 8))
+        style.band(ax, line["step"], line, look, label)
     if lines.limits and lines.limits[0] < lines.limits[1]:
         low, high = lines.limits
         ax.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))

@@ -66,7 +66,7 @@ def figure(survivors: Table, ax: Any = None, weight: str | None = None, rounds: 
         # Steps are drawn from the left edge of each bin, and the last has a right edge, too.
         closed = line.iloc[[*range(len(line)), -1]].reset_index(drop=True)
         closed.loc[len(line), "edge"] = end
-        style.band(ax, closed["edge"], closed, look, label, drawstyle="steps-post", markevery=max(1, len(line) // 8))
+        style.band(ax, closed["edge"], closed, look, label, drawstyle="steps-post")
     ax.set(ylim=(0, None), xlabel=f"start weight of {weight}", ylabel="probability density of those kept")
     return layout.finish(ax, points, "band")
 

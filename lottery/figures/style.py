@@ -245,7 +245,8 @@ def reference(ax: Any, y: float, label: str = "dense", line: str = "--") -> Any:
 def band(ax: Any, x: Any, part: Table, look: BranchStyle, label: str, **options: Any) -> None:
     """Draw a line of means with a band between the ends of `spread`, and a few markers evenly apart."""
     color, marker, line = look
-    options = {"linestyle": line, "linewidth": thick(1.2), "markersize": thick(4), "markevery": 0.12} | options
+    every = max(1, len(part) // 8)  # points for each marker
+    options = {"linestyle": line, "linewidth": thick(1.2), "markersize": thick(4), "markevery": every} | options
     step = {"steps-post": "post"}.get(options.get("drawstyle", ""))
     ax.plot(x, part["mean"], color=color, marker=marker, label=label, **options)
     if part["replicates"].max() > 1:

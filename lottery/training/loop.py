@@ -12,7 +12,7 @@ from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
 from lottery.masks import Masks
 from lottery.models import graph, optimizers
-from lottery.models.kerases import is_keras, tf
+from lottery.models.kerases import is_keras, tf, traced
 from lottery.training import examining, examples, mirrored
 from lottery.training.records import Classes, Logs
 from lottery.training.settings import Train
@@ -329,14 +329,18 @@ def classifier(model: Any, data: Splits | Streams, reported: examining.Reported)
     if y.dtype.kind != "i" or y.size != len(y) or y.min() < 0:
         return lambda: None
     size = examples.fixed_batch(model) or min(EVALUATION_BATCH, len(y))
-    forward = tf.function(lambda inputs: model(scaled(inputs), training=False), autograph=False)
+
+    @functools.cache  # made when it is needed: masks are enforced by then
+    def forward() -> Any:
+        # A trace, since TensorFlow warns of functions that many models of a process call as seldom as this.
+        return traced(lambda inputs: model(scaled(inputs), training=False), tf.constant(x[:size]))
 
     def classes() -> Classes | None:
         predicted, num_classes = np.zeros(len(y), np.int64), 0
         for first in range(0, len(y), size):
             # The last batch may overlap the batch before: batches of a single size need a single trace.
             first = min(first, len(y) - size)
-            outputs = forward(tf.constant(x[first : first + size]))
+            outputs = forward()(tf.constant(x[first : first + size]))
             if not tf.is_tensor(outputs) or outputs.ndim != 2 or outputs.shape[1] < 2:
                 return None
             predicted[first : first + size] = tf.argmax(outputs, axis=1).numpy()
