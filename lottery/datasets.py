@@ -166,7 +166,8 @@ def _from_keras(name: str) -> Arrays:
     except Exception as error:  # Keras raises a bare Exception where there is no network
         raise LotteryError(
             f"{name} is not on this machine and could not be downloaded ({_reason(error)}); put {name}.npz, with "
-            f"the arrays {', '.join(KEYS)}, into the folder that LOTTERY_DATA names, or set data.path to it."
+            f"the arrays {', '.join(KEYS)}, into the folder that LOTTERY_DATA names, set data.path to it, or pass "
+            "data= in Python."
         ) from None
     return dict(zip(KEYS, (x_train, y_train, x_test, y_test), strict=True))
 
