@@ -16,7 +16,7 @@ class Command(TyperCommand):
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """List the words of the usage line."""
-        arguments = [parameter for parameter in self.params if parameter.param_type_name == "argument"]
+        arguments: list[Any] = [parameter for parameter in self.params if parameter.param_type_name == "argument"]
         return ["[OPTIONS]", *(argument.metavar for argument in arguments)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

@@ -12,6 +12,7 @@ from typer import Argument, Option
 from lottery.cli import options, output
 from lottery.cli.commands import App, listing
 from lottery.errors import LotteryError, printable, unknown
+from lottery.formatting import counted
 from lottery.text_tables import TextTable
 
 app = App(help="The tickets of a run, and ticket files.")
@@ -284,7 +285,7 @@ def _show_compacted(found: Any) -> None:
     lines = [[name, f"{before:,}", f"{after:,}", f"{after / before:.4f}"] for name, (before, after) in pairs.items()]
     for num, (before, after) in found.seconds.items():
         times = [f"{1e3 * before:.3f}", f"{1e3 * after:.3f}", f"{after / before:.4f}"]
-        lines.append(["ms for 1 example" if num == 1 else f"ms for {num:,} examples", *times])
+        lines.append([f"ms for {counted(num, 'example')}", *times])
     output.table(TextTable(["what", "before", "after", "ratio"], lines), has_rows=False)
     unread, taken = int(small.unread.sum()), small.inputs.size
     dropped = "; the smaller model does not take them" if taken < small.unread.size else "; --drop-inputs removes them"

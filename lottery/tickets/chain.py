@@ -267,4 +267,4 @@ def set_values(layer: Any, values: Sequence[np.ndarray]) -> None:
 
 def input_type(model: Any) -> str:
     """Name the type of the numbers that a model of one input takes."""
-    return str(getattr(model.inputs[0].dtype, "name", model.inputs[0].dtype))
+    return tf.as_dtype(model.inputs[0].dtype).name

@@ -75,7 +75,7 @@ def export(
     form = form_of(path, form)
     how = EXPORTS[form]
     state = weights.read_state(model)
-    held_at = {name: np.asarray(value, state[name].dtype) for name, value in (held_at or {}).items() if name in state}
+    held_at = held_at or {}
     _check_ticket(model, masks, state, form, held_at)
     inputs, expected = _computed(model, _examples(model, inputs, form))
     with files.replacing(path) as temporary:
