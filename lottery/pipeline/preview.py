@@ -86,7 +86,12 @@ def sentences(experiment: config.Experiment, num_entries: int) -> list[str]:
     """Say what an experiment would train and store."""
     found = sizes(experiment, num_entries)
     of = f"{len(store.wanted(experiment)):,} for each of {counted(experiment.run.num_replicates, 'replicate')}"
-    return [
+    said = [
         f"{counted(found['networks'], 'network')}, {of}: {found['steps']:,} steps of training.",
         f"About {filesize.decimal(found['bytes'])} of weights and masks on disk.",
     ]
+    prune = experiment.prune
+    # Blocks at the border of a weight are smaller.
+    if prune.grouping.kind.pools and (prune.scope == "global" or prune.granularity == "block"):
+        said.append("Density and kept are estimates: groups that are ranked together may differ in size.")
+    return said

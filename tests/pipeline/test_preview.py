@@ -98,6 +98,21 @@ def test_a_plan_measures_how_long_it_takes(lottery_command, tmp_path, monkeypatc
     assert not list(tmp_path.glob("*/")) and "of training on" not in lottery_command("plan", "--no-time").stdout
 
 
+@pytest.mark.parametrize(
+    ("prune", "are_estimates"),
+    [
+        ({"scope": "global"}, False),
+        ({"granularity": "unit"}, False),
+        ({"granularity": "unit", "scope": "global"}, True),
+        ({"granularity": "block", "block": [3, 2]}, True),
+        ({"granularity": "n_of_m", "n_of_m": [2, 4], "num_rounds": 2}, False),
+    ],
+)
+def test_a_plan_says_if_its_counts_are_estimates(prune, are_estimates):
+    said = preview.sentences(config.load(None, {"prune": prune}), 10)
+    assert ("Density and kept are estimates" in said[-1]) == are_estimates
+
+
 def test_a_plan_has_the_threads_of_the_run_before_it_computes(lottery_command, monkeypatch):
     """TensorFlow keeps the threads that it has computed with, and a model that is built has computed its weights."""
     calls, build = [], preview.model_of
