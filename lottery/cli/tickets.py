@@ -12,7 +12,7 @@ from typer import Argument, Option
 from lottery.cli import options, output
 from lottery.cli.commands import App, listing
 from lottery.errors import LotteryError, printable, unknown
-from lottery.formatting import counted
+from lottery.formatting import counted, listed
 from lottery.text_tables import TextTable
 
 app = App(help="The tickets of a run, and ticket files.")
@@ -170,14 +170,13 @@ def _show_exported(ticket: Any, saved: Path | None, done: list[Any]) -> None:
     output.table(TextTable(["format", "file", "bytes", "gzipped", *compared_by], lines), has_rows=False)
     same_class = "Same class: the share of inputs with the same class. " if has_classes else ""
     held = "zero" if ticket.held_at is None else "at their held values"
+    unseen = [exported.form for exported in done if not exported.zeros_checked]
+    but = f", but for {listed(unseen)}, where they could not be checked" if unseen else ""
     output.say(
         "Each file was loaded again, and its outputs were compared with the outputs of the model. Difference: the "
         f"largest difference of two outputs, as a fraction of the largest output. {same_class}Masked entries are "
-        f"{held} in each file."
+        f"{held} in each file{but}."
     )
-    unseen = [exported.form for exported in done if not exported.zeros_checked]
-    if unseen:
-        output.say(f"Masked entries could not be checked in these formats: {', '.join(unseen)}.")
 
 
 def _exported(

@@ -36,6 +36,13 @@ def test_formats_are_those_of_the_module(lottery):
     assert len({"ticket.safetensors", *files}) == len(names)  # `--format all` writes them to one folder
 
 
+def test_a_format_whose_masked_entries_were_not_checked_is_not_said_to_hold_them(lottery, file, tmp_path, monkeypatch):
+    monkeypatch.setattr(exporting, "are_held", lambda *_: False)
+    printed = lottery("export", file, "--out", tmp_path / "model.npz")[1]
+    said = "Masked entries are zero in each file, but for npz, where they could not be checked."
+    assert said in " ".join(printed.split())
+
+
 def test_ls_lists_every_ticket_and_what_the_words_choose(lottery, small_run):
     status, out, _ = lottery("tickets", "ls", small_run.path, "--json")
     rows = json.loads(out)
