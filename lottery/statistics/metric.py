@@ -120,8 +120,8 @@ def too_fine(tolerance: float | None, num: int) -> list[str]:
     if not num or not 0 < tolerance < 1 / num:
         return []
     return [
-        f"The tolerance of {tolerance:g} is finer than one test example (1 of {num:,} is {1 / num:.2g} of accuracy): a "
-        "difference that small cannot be seen. Use more test examples or a larger tolerance."
+        f"The tolerance of {tolerance:g} is finer than one test example (1 of {num:,}): a difference that small cannot "
+        "be seen. Use more test examples or a larger tolerance."
     ]
 
 

@@ -583,7 +583,7 @@ def test_a_tolerance_that_cannot_be_measured_is_reported_before_training(num_tes
     first = next(index for index, event in enumerate(events) if not isinstance(event, progress.Note))
     notes = [event.text for event in events[:first] if "finer" in event.text]
     assert len(notes) == warned
-    assert not notes or "tolerance of 0.002 is finer than one test example (1 of 499 is" in notes[0]
+    assert not notes or "tolerance of 0.002 is finer than one test example (1 of 499):" in notes[0]
 
 
 @pytest.mark.parametrize("mode", [mode for mode in enforcement.ENFORCEMENTS if mode != "constraint"])

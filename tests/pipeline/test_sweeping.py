@@ -38,7 +38,7 @@ def test_each_experiment_is_what_it_is_alone(tmp_path, traced_once):
         dict(zip(GRID, values, strict=True)) for values in itertools.product(*GRID.values())
     ]
     notes = [getattr(event, "text", "") for event in said]
-    assert sum("finer than one test example (1 of 360 is 0.0028" in note for note in notes) == 1  # not for each run
+    assert sum("finer than one test example (1 of 360):" in note for note in notes) == 1  # not for each run
     # One dense network for all; for each step the pruned rounds and branches of the larger number of rounds.
     assert len(trained(said)) == 2 * (1 + 2 * (2 + 1))
     assert any(
