@@ -5,6 +5,7 @@ import math
 import re
 import shutil
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable
 from numbers import Real
 from typing import Any
@@ -132,6 +133,16 @@ def ranges(numbers: Iterable[int], noun: str = "") -> str:
     if not noun:
         return text
     return f"{noun}s {text}" if len(ordered) > 1 else f"{noun} {text}"
+
+
+def numbered(names: Iterable[str]) -> list[str]:
+    """Number names from the second of each kind, such as dense, dense_1."""
+    counts: Counter[str] = Counter()
+    found = []
+    for name in names:
+        found.append(f"{name}_{counts[name]}" if counts[name] else name)
+        counts[name] += 1
+    return found
 
 
 def plain(value: Any) -> str:

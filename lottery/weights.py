@@ -3,12 +3,12 @@
 import hashlib
 import itertools
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from lottery import formatting
 from lottery import masks as masks_module
 from lottery.errors import LotteryError, missing
 
@@ -178,7 +178,7 @@ def _collect(layer: Any, prefix: str, named: dict[str, Any], seen: set[int]) -> 
             seen.add(id(variable))
             named[_unique(prefix + _own_name(variable, layer), named)] = variable
     stems = [plain_name(type(inside(child)).__name__, inside(child).name) for child in within]
-    for child, name in zip(within, numbered(stems), strict=True):
+    for child, name in zip(within, formatting.numbered(stems), strict=True):
         if id(child) not in seen:  # a shared layer is named at its first place
             seen.add(id(child))
             _collect(child, f"{prefix}{name}/", named, seen)
@@ -204,16 +204,6 @@ def plain_name(kind: str, name: str) -> str:
     automatic = "functional|model" if snake == "functional" else f"(?:private)?{re.escape(snake)}"
     match = re.fullmatch(rf"(forward_|backward_)?({automatic})(_\d+)?", name)
     return (match[1] or "") + snake if match else name
-
-
-def numbered(names: Iterable[str]) -> list[str]:
-    """Number names from the second of each kind, such as dense, dense_1."""
-    counts: Counter[str] = Counter()
-    found = []
-    for name in names:
-        found.append(f"{name}_{counts[name]}" if counts[name] else name)
-        counts[name] += 1
-    return found
 
 
 def _unique(name: str, taken: Mapping[str, Any]) -> str:

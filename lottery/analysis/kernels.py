@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lottery import weights
+from lottery import formatting, weights
 from lottery.models import graph
 from lottery.models.graph import DescribedLayer
 from lottery.runs import store
@@ -66,6 +66,6 @@ def _of_equation(mask: np.ndarray, equation: object) -> tuple[np.ndarray, int]:
 def _by_path(layers: list[DescribedLayer], prefix: str) -> Iterator[tuple[str, DescribedLayer]]:
     """Yield layers and those within them, named as `lottery.weights.variables` names them."""
     stems = [weights.plain_name(layer.name, str(layer.settings.get("name", ""))) for layer in layers]
-    for layer, name in zip(layers, weights.numbered(stems), strict=True):
+    for layer, name in zip(layers, formatting.numbered(stems), strict=True):
         yield f"{prefix}{name}", layer
         yield from _by_path(graph.layers_within(layer.settings), f"{prefix}{name}/")

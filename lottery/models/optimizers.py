@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery import weights
+from lottery import formatting
 from lottery.models.kerases import is_keras, put_back
 
 _AVERAGES = "_model_variables_moving_average"  # by position, as slots are; no public name (Keras 3.15, tf_keras 2.21)
@@ -38,7 +38,7 @@ def learning_rate(model: Any) -> float | dict[str, Any]:
         return _rate(model.optimizer)
     model.optimizer.build(model.trainable_variables)  # a function may choose the optimizers
     optimizers = plain(model.optimizer)
-    names = weights.numbered(type(optimizer).__name__ for optimizer in optimizers)
+    names = formatting.numbered(type(optimizer).__name__ for optimizer in optimizers)
     return {"name": "MultiOptimizer", **dict(zip(names, map(_rate, optimizers), strict=True))}
 
 
