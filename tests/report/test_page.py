@@ -277,7 +277,8 @@ def test_the_checklist_sees_what_is_there_and_what_is_not(small_run):
     assert states([wide])["Magnitude pruning, global"] and not states([wide])["Magnitude pruning, layerwise"]
     assert all(states([one, wide])[text] for text in before if text.startswith("Magnitude"))
     worse = one.rows.assign(early_stop_test_accuracy=one.rows["early_stop_test_accuracy"] - 0.02 * one.rows["round"])
-    assert states([made(small_run, rows=worse)])["Densities so low that accuracy clearly falls"]
+    fallen = next(item for item in checklist.checked([made(small_run, rows=worse)]) if "clearly falls" in item.text)
+    assert fallen.done and re.fullmatch(r"−\d+\.\d\d points at the smallest density", fallen.how)
     unknown = made(small_run, environment={**one.environment, "architecture": {"class": "Mine", "why": "code"}})
     assert not states([unknown])["The architecture, enough to build it again"]
     assert not states([one, unknown])["The architecture, enough to build it again"]  # each of them must have it
