@@ -185,8 +185,7 @@ class Ticket:
         data = of.get("data")
         if isinstance(data, dict) and data.get("name"):
             found["data"] = f"{data['name']}, digest {data.get('digest')}"
-        for name, value in self._measured().items():
-            found[name] = f"{value} at the early-stop step"
+        found |= self._measured()
         return {name: printable(text) for name, text in found.items()}
 
     def _measured(self) -> dict[str, str]:
@@ -194,7 +193,8 @@ class Ticket:
         for metric in (ACCURACY, LOSS):
             value = self.metrics.get(metric.early_stop)
             if isinstance(value, float):
-                return {metric.name: metric.value(value)}
+                # Wherever the trained weights are from.
+                return {metric.name: f"{metric.value(value)} at the early-stop step"}
         return {}
 
     def _step(self) -> str:

@@ -772,7 +772,8 @@ def test_trained_weights_may_stay_behind(small_run, tmp_path):
     assert whole.trained is not None and start.trained is None
     assert_same_bits(start.weights, whole.weights)
     assert start.metrics == whole.metrics and start.provenance == whole.provenance
-    assert repr(start).endswith("start weights>") and repr(whole).endswith("start and trained weights>")
+    assert repr(start).endswith(" % at the early-stop step, start weights>")
+    assert repr(whole).endswith(" % at the early-stop step, start and trained weights>")  # although these are the last
 
 
 SCRIPT = """
