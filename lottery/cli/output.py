@@ -82,8 +82,9 @@ def means(
 ) -> None:
     """Print the means of columns over rows with the same keys; `count` is the head of a column that counts them.
 
-    A column without any value, such as the accuracy of a model that measures none, is left out. A narrow terminal
-    leaves out the columns of `leave_out` first, in this order.
+    A mean is left empty where a row lacks the value, such as the distance of a weight of which nothing is left. A
+    column without any value, such as the accuracy of a model that measures none, is left out. A narrow terminal leaves
+    out the columns of `leave_out` first, in this order.
     """
     if "density" in keys:
         # Where whole units are pruned, the replicates of a round have densities of their own.
@@ -91,7 +92,9 @@ def means(
         density = frame.groupby(others, dropna=False)["density"].transform("mean")
         frame = frame.assign(density=density)
     groups = frame.groupby(list(keys), sort=False, dropna=False)
-    found = groups[[column for column in columns if frame[column].notna().any()]].mean()
+    values = groups[[column for column in columns if frame[column].notna().any()]]
+    # A mean over some of the rows would pass for a mean over all that are counted.
+    found = values.mean().where(values.count().eq(groups.size(), axis=0))
     if count:
         found.insert(0, count, groups.size())
     rows(found.reset_index(), leave_out=[count, *leave_out, "density"])

@@ -255,6 +255,13 @@ def test_replicates_with_densities_of_their_own_are_averaged(capsys):
     assert lines == [["1", "37.5", "%", "a/kernel", "2", "0.3750"], ["1", "37.5", "%", "b/kernel", "2", "3.5000"]]
 
 
+def test_a_value_that_a_replicate_lacks_is_not_left_out_of_a_mean_without_a_word(capsys):
+    frame = pd.DataFrame({"round": [1, 1, 2, 2], "cosine": [0.5, 0.7, 0.9, None]})
+    output.means(frame, ["round"], ["cosine"], count="replicates")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()[2:4]]
+    assert lines == [["1", "2", "0.6000"], ["2", "2"]]
+
+
 def test_the_criteria_and_other_names_that_exist_are_in_the_help_of_run(printed, monkeypatch):
     from lottery.enforcement import ENFORCEMENTS
     from lottery.pruning import branches, criteria, schedules
