@@ -323,11 +323,10 @@ def log_places(low: float, high: float) -> list[float]:
     tenths = [num / 10 for num in range(10, 100)]
     powers = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
     # From few ticks to many, so that an axis has no more than it needs.
-    options = (5, [1]), (6, [1, 3]), (3, [1, 2, 5]), (3, [1, 2, 3, 5, 7]), (3, every), (3, halves), (3, tenths)
-    for least, places in options:
+    for least, places in (5, [1]), (6, [1, 3]), (3, [1, 2, 5]), (3, [1, 2, 3, 5, 7]), (3, every), (3, halves):
         if sum(low <= place * 10.0**power <= high for place in places for power in powers) >= least:
-            break
-    return list(places)
+            return list(places)
+    return tenths
 
 
 def from_zero(ax: Any, high: float, low: float = 0) -> None:
