@@ -145,14 +145,13 @@ def _other_bytes(stored: StoredRound, again: StoredRound) -> list[str]:
 def _apart(stored: StoredRound, again: StoredRound) -> list[str]:
     wrong = []
     for when in ("early_stop", "final"):
-        name = when.replace("_", "-")
-        key, kind, least = f"{when}_test_accuracy", "accuracy", APART
-        if stored.record[key] is None and again.record[key] is None:
-            key, kind = f"{when}_test_loss", "loss"
-            least = LOSS_APART * abs(stored.record[key])
-        recorded, found = (np.nan if value is None else value for value in (stored.record[key], again.record[key]))
-        allowed = max(least, DEVIATIONS * _deviation(stored, key))
+        (loss, accuracy), (loss_again, accuracy_again) = stored.measured(when, "test"), again.measured(when, "test")
+        kind, recorded, found, least = "accuracy", accuracy, accuracy_again, APART
+        if np.isnan(accuracy) and np.isnan(accuracy_again):
+            kind, recorded, found, least = "loss", loss, loss_again, LOSS_APART * abs(loss)
+        allowed = max(least, DEVIATIONS * _deviation(stored, f"{when}_test_{kind}"))
         if not abs(recorded - found) <= allowed:
+            name = when.replace("_", "-")
             wrong.append(
                 f"The {name} test {kind} is {found:.4f}, but {recorded:.4f} in the record: more than {allowed:.4f} "
                 "apart."

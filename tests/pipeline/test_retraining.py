@@ -130,12 +130,15 @@ def test_where_no_accuracy_is_measured_losses_are_compared(monkeypatch):
     def network(loss, accuracy=None):
         measured = {"test_loss": loss, "test_accuracy": accuracy}
         record = {f"{when}_{key}": value for when in ("early_stop", "final") for key, value in measured.items()}
-        return types.SimpleNamespace(record=record)
+        found = types.SimpleNamespace(record=record)
+        found.measured = types.MethodType(StoredRound.measured, found)
+        return found
 
     assert retraining._apart(network(2.0), network(2.19)) == []
     assert len(retraining._apart(network(2.0), network(2.21))) == 2
     assert len(retraining._apart(network(2.0, 0.9), network(2.0))) == 2  # an accuracy that is gone
     assert len(retraining._apart(network(2.0), network(2.0, 0.9))) == 2
+    assert len(retraining._apart(network(None), network(2.0))) == 2  # a record that was forged
     assert retraining._apart(network(2.0, 0.9), network(5.0, 0.91)) == []
 
 
