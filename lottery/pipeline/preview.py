@@ -11,7 +11,7 @@ from lottery.formatting import counted
 from lottery.models import networks
 from lottery.pipeline import building, network_training, presets
 from lottery.pipeline.prepared import Ingredients
-from lottery.pruning import granularity, plan
+from lottery.pruning import granularity, plan, ranking
 from lottery.runs import store
 from lottery.runs.store import NetworkId
 from lottery.runs.stored import stored_rounds
@@ -90,8 +90,7 @@ def sentences(experiment: config.Experiment, num_entries: int) -> list[str]:
         f"{counted(found['networks'], 'network')}, {of}: {found['steps']:,} steps of training.",
         f"About {filesize.decimal(found['bytes'])} of weights and masks on disk.",
     ]
-    prune = experiment.prune
-    # Blocks at the border of a weight are smaller.
-    if prune.grouping.kind.pools and (prune.scope == "global" or prune.granularity == "block"):
+    kind = experiment.prune.grouping.kind
+    if kind.is_uneven or (kind.pools and experiment.prune.scope == ranking.GLOBAL):
         said.append("Density and kept are estimates: groups that are ranked together may differ in size.")
     return said

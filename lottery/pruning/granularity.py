@@ -294,6 +294,7 @@ class Kind:
     make: Callable[[Shapes, Granularity, Sequence[Units]], Groups]
     noun: str = "entries"  # what is counted
     pools: bool = False  # scores of several entries become one, by `NORMS`
+    is_uneven: bool = False  # the groups of one weight may differ in size
     takes: str = ""  # the field of `Granularity` that it needs
     of_convolutions: bool | None = None  # whose units are groups: Dense (False) or convolutions (True)
 
@@ -303,7 +304,7 @@ GRANULARITIES: dict[str, Kind] = {
     "weight": Kind(Groups),
     "unit": Kind(MadeUnits, noun="units", pools=True, of_convolutions=False),
     "channel": Kind(MadeUnits, noun="channels", pools=True, of_convolutions=True),
-    "block": Kind(Blocks, noun="blocks", pools=True, takes="block"),
+    "block": Kind(Blocks, noun="blocks", pools=True, is_uneven=True, takes="block"),
     "n_of_m": Kind(NOfM, takes="n_of_m"),
 }
 
