@@ -129,14 +129,12 @@ class Chain:
         # Before the record, which makes the round complete: a run that is killed in between trains it again.
         for step in () if number else self._steps:
             state = {name: self._seen[f"{step}/{name}"] for name in self.initial}
-            sha256 = weights.fingerprint(state)
             if step == self.experiment.rewind.step:
-                details |= {"rewind_sha256": sha256}
+                details |= {"rewind_sha256": weights.fingerprint(state)}
                 path = store.start_path(self.training.path, self.replicate, step)
                 files.write(path, files.pack_arrays(state))
             else:  # its checksum is in no record
-                path = store.state_path(self.training.path, self.replicate, step)
-                files.write(path, files.pack_arrays(state, {"sha256": sha256}))
+                store.write_state(store.state_path(self.training.path, self.replicate, step), state)
         network_training.store_network(self.training, network, trained, details)
 
     def _rewind_state(self) -> dict[str, np.ndarray]:

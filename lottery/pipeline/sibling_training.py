@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lottery import files, masks, progress, weights
+from lottery import masks, progress, weights
 from lottery.data import Streams
 from lottery.errors import LotteryError
 from lottery.pipeline import network_training
@@ -90,7 +90,7 @@ def _store_states(training: Training, own: Sequence[Siblings]) -> None:
 
     def keep(file: Path, state: dict[str, np.ndarray]) -> None:
         if not file.exists():
-            files.write(file, files.pack_arrays(state))
+            store.write_state(file, state)
 
     initial = network_training.initial_state(dataclasses.replace(training, path=own[0].run), replicate)
     dense = masks.ones_like({name: initial[name] for name in training.prepared.trainer.masks})
@@ -116,7 +116,7 @@ def _store_states(training: Training, own: Sequence[Siblings]) -> None:
 def train_sibling(training: Training, pair: Siblings, order: int) -> None:
     """Train a sibling, whose state is stored, and store it in the folder of siblings."""
     replicate, step = pair.replicate, pair.step
-    state = files.read_arrays(pair.state_file)
+    state = pair.state()
     digest = weights.fingerprint(state)
     for folder in siblings.networks_from(pair.run, replicate, step):
         # A state that was stored anew elsewhere has other bits, and its siblings would not be siblings of these.

@@ -266,13 +266,11 @@ def _copy_starts(job: Job, network: StoredRound, step: int) -> dict[str, str]:
     if not step:
         return {}
     if store.read_experiment(run).rewind.step == step:
-        source = store.start_path(run, replicate, step)
-        recorded = network.record.get("rewind_sha256")
+        state = store.read_start(run, replicate, step)
+        if weights.fingerprint(state) != network.record.get("rewind_sha256"):
+            source = store.start_path(run, replicate, step)
+            raise LotteryError(f"{str(source)!r} is damaged: its checksum differs from the record.")
     else:
-        source = store.state_path(run, replicate, step)
-        recorded = files.read_metadata(source).get("sha256")
-    state = files.read_arrays(source)
-    if recorded is None or weights.fingerprint(state) != recorded:
-        raise LotteryError(f"{str(source)!r} is damaged: its checksum differs from the record.")
+        state = store.read_state(store.state_path(run, replicate, step))
     files.write(store.start_path(job.run, replicate, step), files.pack_arrays(state))
-    return {"rewind_sha256": recorded}
+    return {"rewind_sha256": weights.fingerprint(state)}

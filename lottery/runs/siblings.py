@@ -48,6 +48,12 @@ class Siblings:
             return store.start_path(self.run, self.replicate, self.step)
         return store.state_path(folder(self.run), self.replicate, self.step)
 
+    def state(self) -> dict[str, np.ndarray]:
+        """Read every variable of the dense network at the step; raise `LotteryError` if the file was changed."""
+        is_start = self.step in (0, self.experiment.rewind.step)
+        # Records of the run have the checksums of its start weights.
+        return files.read_arrays(self.state_file) if is_start else store.read_state(self.state_file)
+
     def branch(self, order: int) -> str:
         """Name the branch that a sibling is stored under."""
         return f"step_{self.step}_order_{order}"
@@ -202,6 +208,8 @@ def wrong(run: Path, evaluated: Evaluated | None = None) -> Iterator[tuple[str, 
     `evaluated` yields a sentence for everything that is wrong with what was measured of a sibling.
     """
     experiment = store.read_experiment(run)
+    for path in sorted(folder(run).glob("replicate-*/step-*.safetensors")):
+        yield f"connectivity, {path.parent.name.replace('-', ' ')}, {path.stem.replace('-', ' ')}", wrong_state(path)
     for path in sorted(folder(run).glob("replicate-*/round-*/branch-*/round.json")):
         yield _checked(path.parent, "network", wrong_network(run, experiment, path.parent, evaluated))
     for pair, recomputed in stored_paths(run, experiment):
@@ -216,6 +224,15 @@ def collected(sentences: Iterator[str]) -> tuple[list[str], bool]:
     except (LotteryError, KeyError) as error:
         return [*found, str(error)], False
     return found, True
+
+
+def wrong_state(path: Path) -> list[str]:
+    """List what is wrong with a state of a dense network, which a sweep or the siblings start from."""
+    try:
+        store.read_state(path)
+    except LotteryError as error:
+        return [str(error)]
+    return []
 
 
 def wrong_network(
@@ -238,7 +255,7 @@ def wrong_network(
         yield "Its masks differ from the round's masks."
     held_at = pair.pruned.held_at
     yield from stored.wrong_held(held_at)
-    state = files.read_arrays(pair.state_file)
+    state = pair.state()
     if weights.fingerprint(state) != record["step_sha256"]:
         yield f"The stored weights of step {step} are not those that it started from."
     if not stored.began_with(pair.start(order, state), held_at):

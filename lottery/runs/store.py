@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from filelock import FileLock, Timeout
 
-from lottery import config, files
+from lottery import config, files, weights
 from lottery.errors import LotteryError, StorageError
 from lottery.masks import Masks
 from lottery.runs import records
@@ -297,6 +297,19 @@ def read_start(run: Path, replicate: int, step: int = 0) -> dict[str, np.ndarray
     """Read every variable at the rewind step of a replicate, at step 0 the initial ones."""
     path = inside(run, start_path(run, replicate, step))
     return records.Record(files.read_arrays(path), path)
+
+
+def write_state(path: Path, state: Mapping[str, np.ndarray]) -> None:
+    """Write every variable at a step, with a checksum beside them, which no record has."""
+    files.write(path, files.pack_arrays(state, {"sha256": weights.fingerprint(state)}))
+
+
+def read_state(path: Path) -> dict[str, np.ndarray]:
+    """Read what `write_state` has written, or raise `LotteryError` if it was changed since."""
+    state = files.read_arrays(path)
+    if files.read_metadata(path).get("sha256") != weights.fingerprint(state):
+        raise LotteryError(f"{str(path)!r} is damaged: its checksum is wrong; delete it to have it made again.")
+    return state
 
 
 def check_files(folder: Path) -> None:

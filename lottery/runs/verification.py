@@ -55,7 +55,7 @@ def verify(run: Path, again: Recomputation | None = None) -> Iterator[tuple[str,
         if complete and networks.is_built_in(experiment.model.name) and same_start(run, replicate):
             yield f"replicate {replicate}", ["It starts from the weights of the replicate before it."]
         for path in sorted((run / f"replicate-{replicate}").glob("step-*.safetensors")):
-            yield f"replicate {replicate}, {path.stem.replace('-', ' ')}", collected(_wrong_state(path))[0]
+            yield f"replicate {replicate}, {path.stem.replace('-', ' ')}", siblings.wrong_state(path)
         for where, sentence in _out_of_place(run, replicate, experiment.prune.num_rounds):
             yield f"replicate {replicate}, {where}", [sentence]
         dense = StoredRound(run, replicate, 0)
@@ -182,12 +182,6 @@ def _check_twice(check: Callable[[], None], advice: str) -> None:
         # A path in it may be of any name.
         has_advice = "; " in re.sub("'.*?'", "", text)
         raise LotteryError(text if has_advice else f"{text.rstrip('.')}; {advice}.") from None
-
-
-def _wrong_state(path: Path) -> Iterator[str]:
-    # Other runs of a sweep rewind to these weights, and no record has a checksum of them.
-    if weights.fingerprint(files.read_arrays(path)) != files.read_metadata(path).get("sha256"):
-        yield f"{path.name} was changed; delete it, and the sweep makes it again."
 
 
 def _wrong_network(stored: StoredRound) -> Iterator[str]:

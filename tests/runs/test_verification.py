@@ -325,9 +325,9 @@ def test_a_state_of_a_sweep_is_checked(small_run, tmp_path):
     shutil.copytree(small_run.path, run)
     state = store.read_start(run, 1)
     path = store.state_path(run, 1, 7)
-    files.write(path, files.pack_arrays(state, {"sha256": weights.fingerprint(state)}))
+    store.write_state(path, state)
     assert dict(verification.verify(run))["replicate 1, step 00007"] == []
     next(iter(state.values())).flat[0] += 1
     files.write(path, files.pack_arrays(state, files.read_metadata(path)))
     (sentence,) = dict(verification.verify(run))["replicate 1, step 00007"]
-    assert sentence == "step-00007.safetensors was changed; delete it, and the sweep makes it again."
+    assert sentence == f"{str(path)!r} is damaged: its checksum is wrong; delete it to have it made again."

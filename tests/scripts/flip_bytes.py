@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 import lottery
-from lottery import files, interrupts, progress, weights
+from lottery import files, interrupts, progress
 from lottery.errors import LotteryError
 from lottery.pipeline import connecting, interpolation, session
 from lottery.pipeline.prepared import Ingredients
@@ -45,7 +45,7 @@ def made(folder):
     assert fuzz_runs.called(["plot", str(run), "--out", str(run / "accuracy.png")])[0] == 0
     assert fuzz_runs.called(["report", str(run)])[0] == 0
     state = store.read_start(run, 1, 10)  # as a sweep over rewind steps keeps it for other runs
-    files.write(store.state_path(run, 1, 20), files.pack_arrays(state, {"sha256": weights.fingerprint(state)}))
+    store.write_state(store.state_path(run, 1, 20), state)
     far = []
 
     def seen(event):
