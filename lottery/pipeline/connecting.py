@@ -67,10 +67,11 @@ def connect(
         line = replace(line, recompute=recomputes)
         evaluations = sibling_paths.evaluations_on(prepared, line.test_only)
         unmeasured = [pair for pair in wanted if not sibling_paths.is_measured(pair, line, evaluations)]
-        if not unmeasured:
+        # A state that was deleted is made again, also where all that starts from it is there.
+        spans = sibling_training.spans_of(wanted)
+        if not unmeasured and not spans:
             session.note(f"Every path of {path} is complete.")
             return
-        spans = sibling_training.spans_of(wanted)
         if spans:
             sibling_training.check_orders(prepared)
         if "train" not in evaluations and not line.test_only:

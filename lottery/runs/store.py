@@ -308,7 +308,8 @@ def read_state(path: Path) -> dict[str, np.ndarray]:
     """Read what `write_state` has written, or raise `LotteryError` if it was changed since."""
     state = files.read_arrays(path)
     if files.read_metadata(path).get("sha256") != weights.fingerprint(state):
-        raise LotteryError(f"{str(path)!r} is damaged: its checksum is wrong; delete it to have it made again.")
+        why = "is damaged, or an earlier version stored it: it does not have its checksum"
+        raise LotteryError(f"{str(path)!r} {why}; delete it to have it made again.")
     return state
 
 

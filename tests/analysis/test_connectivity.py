@@ -522,11 +522,18 @@ def test_no_sibling_starts_from_a_damaged_state(copied):
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    found = "step-00015.safetensors' is damaged: its checksum is wrong; delete it to have it made again."
+    found = "it does not have its checksum; delete it to have it made again."
     (said,) = dict(siblings.wrong(copied.path))["connectivity, replicate 1, step 00015"]
     assert said.endswith(found)
     with pytest.raises(LotteryError, match=found):
         connect(copied, [1], [K], replicate=1)
+
+
+def test_a_state_that_was_deleted_is_made_again(copied):
+    before, file = stored(copied.path / "connectivity"), pair_of(copied, 1, 1).state_file
+    file.unlink()
+    connect(copied, [1], [K], replicate=1)
+    assert stored(copied.path / "connectivity") == before
 
 
 def test_outdated_paths_are_left_out_and_measured_again(copied):

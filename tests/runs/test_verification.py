@@ -330,4 +330,4 @@ def test_a_state_of_a_sweep_is_checked(small_run, tmp_path):
     next(iter(state.values())).flat[0] += 1
     files.write(path, files.pack_arrays(state, files.read_metadata(path)))
     (sentence,) = dict(verification.verify(run))["replicate 1, step 00007"]
-    assert sentence == f"{str(path)!r} is damaged: its checksum is wrong; delete it to have it made again."
+    assert sentence.startswith(f"{str(path)!r} is damaged") and "delete it to have it made again" in sentence
