@@ -125,11 +125,11 @@ def _extreme(run: ReportedRun) -> tuple[bool, str]:
     if rounds.empty:
         return False, "no pruned network can be compared with the dense network"
     lowest = rounds.loc[rounds["density"].idxmin(), "mean"]
-    least, cost, unit = DECLINE, f"costs less than {DECLINE:g} of accuracy", " points"
+    least, cost = DECLINE, f"costs less than {100 * DECLINE:g} points of accuracy"
     if metric.is_loss:
-        least, cost, unit = LOSS_RISE, f"raises the loss by less than {100 * LOSS_RISE:g} %", ""
+        least, cost = LOSS_RISE, f"raises the loss by less than {100 * LOSS_RISE:g} %"
     if lowest <= -least:
-        return True, f"{metric.difference(lowest)}{unit} at the smallest density"
+        return True, f"{metric.difference(lowest)}{metric.unit} at the smallest density"
     return False, f"the smallest density {cost}: prune more rounds (prune.num_rounds)"
 
 

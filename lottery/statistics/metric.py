@@ -82,6 +82,11 @@ class Metric:
             return "" if math.isnan(gain) else _percent(-gain)
         return number(100 * gain, "+.2f")
 
+    @property
+    def unit(self) -> str:
+        """What follows a `difference` in a sentence; nothing for losses, whose difference has its per cent sign."""
+        return "" if self.is_loss else " points"
+
     def interval(self, low: Any, high: Any) -> tuple[Any, Any]:
         """Order the ends of an interval of gains, or their names, as those of ticket − other."""
         return (high, low) if self.is_loss else (low, high)

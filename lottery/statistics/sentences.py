@@ -147,7 +147,7 @@ def _gain(judgement: Judgement, line: Mapping[str, Any]) -> str:
     gain = line["budget_mean"] if judgement.is_winning else line["mean"]
     mean, bound = metric.in_words(gain, verdicts.lower_bound(judgement, line))
     is_same = _is_zero(mean)
-    unit = " points" if is_same and not metric.is_loss else ""
+    unit = metric.unit if is_same else ""  # otherwise the mean has it
     text = f"{_beside_dense(mean, metric)} (at {'most' if metric.is_loss else 'least'} {bound}{unit})"
     return text if gain >= 0 or is_same else f"{text}, within the tolerance of {_tolerance(rule)}"
 
@@ -183,7 +183,8 @@ def _over_controls(judgement: Judgement, ticket: Mapping[str, Any]) -> list[str]
     better = {name: line for name, line in lines.items() if line["ticket"] == verdicts.BETTER}
     said = []
     if better:
-        unit, over = ("", "below") if judgement.metric.is_loss else (" points", "over")
+        unit = judgement.metric.unit
+        over = "below" if judgement.metric.is_loss else "over"
         texts = []
         for name, line in better.items():
             (gain,) = judgement.metric.in_words(line["mean"])
