@@ -145,7 +145,8 @@ def _other_bytes(stored: StoredRound, again: StoredRound) -> list[str]:
 def _apart(stored: StoredRound, again: StoredRound) -> list[str]:
     wrong = []
     for when in ("early_stop", "final"):
-        (loss, accuracy), (loss_again, accuracy_again) = stored.measured(when, "test"), again.measured(when, "test")
+        loss, accuracy = stored.measured(when, "test")
+        loss_again, accuracy_again = again.measured(when, "test")
         kind, recorded, found, least = "accuracy", accuracy, accuracy_again, APART
         if np.isnan(accuracy) and np.isnan(accuracy_again):
             kind, recorded, found, least = "loss", loss, loss_again, LOSS_APART * abs(loss)

@@ -112,7 +112,7 @@ class Course:
             self.watch[state.step](self.engine.state())
 
     def evaluate(self) -> None:
-        """Measure the validation split, remember the network if it is the best so far, and say what is due next."""
+        """Check the masks, measure the validation split, remember the best network so far, and say what is due next."""
         state = self.state
         if state.step > self.first:
             self._add(state.step, "train", state.trained)
