@@ -197,15 +197,21 @@ def test_the_training_examples_are_those_that_the_package_makes_by_default(home,
     np.testing.assert_array_equal(ours["y_train"], np.concatenate([theirs["y"], theirs["y_test"]]))
 
 
-def test_other_numbers_of_examples_are_generated():
-    few = data.load(data.Data(name="mnist1d", num_examples=120, validation=20))
-    assert (len(few.train), len(few.validation), len(few.test)) == (100, 20, 12_000) and few.notes == ()
+def test_other_numbers_of_examples_are_generated_each_time(cache, monkeypatch):
+    import mnist1d.data
 
+    asked, make = [], mnist1d.data.make_dataset
 
-def test_other_numbers_of_examples_are_generated_each_time(generated, cache):
-    for number in 1, 2:
-        data.load(data.Data(name="mnist1d", num_examples=120, validation=20))
-        assert len(generated) == number and not cache.exists()
+    def fewer(settings):
+        asked.append((settings.num_samples, settings.seed))
+        settings.num_samples = 120  # of the test set too, which takes seconds
+        return make(settings)
+
+    monkeypatch.setattr(mnist1d.data, "make_dataset", fewer)
+    for _ in range(2):
+        few = data.load(data.Data(name="mnist1d", num_examples=120, validation=20))
+        assert (len(few.train), len(few.validation), len(few.test)) == (100, 20, 120) and few.notes == ()
+    assert asked == 2 * [(120, 42), (12_000, 43)] and not cache.exists()
 
 
 @pytest.mark.parametrize("num", [30, 200])
