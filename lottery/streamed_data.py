@@ -1,7 +1,7 @@
 """Data sets that do not fit in memory: functions that make a ``tf.data.Dataset``, the same batches each time."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,23 +57,32 @@ def checked(parts: tuple[Any, ...]) -> Streams:
     """Make streams of three data sets or functions, or raise a `LotteryError` that says what to pass instead."""
     makers = [part if callable(part) and not hasattr(part, "element_spec") else _same(part) for part in parts]
     # Twice, because only a second reading shows what is drawn anew each time.
-    first, again = (_digest_of_first_batches(makers) for _ in range(2))
+    first, again = (_digest_of_first_batches(PARTS, makers) for _ in range(2))
     if first != again:
         raise LotteryError(
             "A data set gives other batches each time it is made, which a resumed run cannot repeat. Build it inside "
             "the function, and draw random numbers by tf.random.stateless_* or in one thread."
         )
+    # A resumed training repeats its draws from the global generators, but not those of the evaluations in between.
+    for part, make in zip(PARTS[1:], makers[1:], strict=True):
+        passes = {_digest_of_first_batches([part], [make], seeded=False) for _ in range(2)}
+        if len(passes) > 1:
+            raise LotteryError(
+                f"The {part} data set gives other batches in each evaluation, which a resumed run cannot repeat. Leave "
+                "out its shuffle(), or give a seed to whatever draws random numbers in it."
+            )
     return Streams(*makers, fingerprint=first)
 
 
-def _digest_of_first_batches(makers: list[Callable[[], Any]]) -> str:
+def _digest_of_first_batches(parts: Sequence[str], makers: Sequence[Callable[[], Any]], seeded: bool = True) -> str:
     import keras
     import tensorflow as tf
 
     digest = hashlib.sha256()
-    for part, make in zip(PARTS, makers, strict=True):
+    for part, make in zip(parts, makers, strict=True):
         # For each part anew: a shuffle without a seed takes its own from this one, by order.
-        keras.utils.set_random_seed(PEEK_SEED)
+        if seeded:
+            keras.utils.set_random_seed(PEEK_SEED)
         dataset: Any = make()
         if not hasattr(dataset, "element_spec"):
             raise LotteryError(f"A function of data must return a tf.data.Dataset, not {kind(dataset)}. {HOW_TO_PASS}")

@@ -429,6 +429,9 @@ def test_streams_that_cannot_be_used_are_refused(tmp_path):
     shared = tf.data.Dataset.from_tensor_slices(ARRAYS[:2]).shuffle(200, seed=1)
     with pytest.raises(LotteryError, match="other batches each time"):
         run(build_dropout, tmp_path, (lambda: shared.batch(16), *endless[1:]))
+    shuffled = tf.data.Dataset.from_tensor_slices(ARRAYS[2:])
+    with pytest.raises(LotteryError, match="The validation data set gives other batches in each evaluation"):
+        run(build_dropout, tmp_path, (endless[0], lambda: shuffled.shuffle(40).batch(7), endless[2]))
     with pytest.raises(LotteryError, match="pass model="):
         lottery.run(TINY, data=streams(), out=tmp_path, on_event=quietly)
     assert not list(tmp_path.iterdir())
