@@ -219,6 +219,7 @@ class Course:
         settings = self.trainer.settings.model_copy(update={"num_steps": self.last})
         # What decides the bits of this training, besides the variables.
         parts: list[Any] = [
+            self.trainer.data.fingerprint,
             self.start_sha256,
             weights.fingerprint(self.kept),
             settings.model_dump(mode="json", exclude={"engine"}),  # which its own variables tell

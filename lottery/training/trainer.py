@@ -59,7 +59,7 @@ class Trainer:
         self.loop: Loop = compile_loop(model, data, settings, augment, self._callbacks)
         # What the sparse engine trains, or why it cannot; and that engine, from the first network that it trains on.
         self.network = engine_choice.read(model, data, settings, augment, obstacle)
-        self._data, self._augment = data, augment
+        self.data, self._augment = data, augment
         self._sparse: Any = None
         self.seconds_per_step: float | None = None  # in the last call of the compiled steps
         self.schedule_step = schedule_step
@@ -111,7 +111,7 @@ class Trainer:
 
             # Tracing makes the slots of the optimizer, which the engine reads.
             self.touched()
-            data: Any = self._data  # arrays, or there was no chain
+            data: Any = self.data  # arrays, or there was no chain
             crops = (
                 functools.partial(examples.crops, self._augment, self.settings.batch_size) if self._augment else None
             )

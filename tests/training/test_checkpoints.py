@@ -1,5 +1,6 @@
 """A training run that is stopped anywhere, and gone on with by another process, gives the same bits."""
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -113,7 +114,7 @@ def test_bits_do_not_depend_on_the_pieces(monkeypatch):
         assert result(one.train(start, {}, (9,))) == whole
 
 
-def test_a_checkpoint_of_another_training_is_not_used(tmp_path):
+def test_a_checkpoint_of_another_training_is_not_used(tmp_path, monkeypatch):
     one = shared_trainer(compiled)
     start = weights.read_state(one.model)
     file, said = tmp_path / "checkpoint.safetensors", []
@@ -124,7 +125,9 @@ def test_a_checkpoint_of_another_training_is_not_used(tmp_path):
         whole = one.train(other, masked, seed)
         checkpointer = checkpoints.Checkpointer(file, note=said.append)
         assert result(one.train(other, masked, seed, checkpointer=checkpointer)) == result(whole)
-    assert len(said) == 2 and all("belongs to another training" in one for one in said)
+    monkeypatch.setattr(one, "data", dataclasses.replace(one.data, fingerprint="of other examples"))
+    one.train(start, {}, (9,), checkpointer=checkpoints.Checkpointer(file, note=said.append))
+    assert len(said) == 3 and all("belongs to another training" in one for one in said)
 
 
 @pytest.mark.parametrize(
