@@ -84,8 +84,6 @@ def chosen_rounds(
     path: Path, experiment: config.Experiment, rounds: Sequence[int], replicate: int | None, first: int = 0
 ) -> list[tuple[int, int]]:
     """List replicate and round of chosen rounds of a run, by default of every complete round from `first` on."""
-    if not store.read_environment(path):
-        raise LotteryError(f"No round of {str(path)!r} is complete yet.")
     num = experiment.run.num_replicates
     replicates = [number for number in range(1, num + 1) if replicate in (None, number)]
     if not replicates:
@@ -97,6 +95,8 @@ def chosen_rounds(
             stored = f"0 to {complete[-1]}" if complete else "none yet"
             raise LotteryError(f"rounds: replicate {number} has no round {wrong}. It has {stored}.")
         places += [(number, chosen) for chosen in dict.fromkeys(rounds or complete[first:])]
+    if not places:
+        raise LotteryError(f"No {'pruned ' if first else ''}round of {str(path)!r} is complete yet.")
     return places
 
 

@@ -260,6 +260,8 @@ def test_a_run_without_a_round_is_shown_as_such(lottery, small_run, tmp_path):
     assert "no round is complete yet" in refused(lottery("plot", copy))
     for words in (("analyze", "overlap", small_run.path), ("plot", "--kind", "inputs")):
         assert f"No round of {str(copy)!r} is complete yet." in refused(lottery(*words, copy))
+    assert f"No round of {str(copy)!r} is complete yet." in refused(lottery("analyze", "connectivity", copy))
+    assert f"No pruned round of {str(copy)!r} is complete yet." in refused(lottery("branch", copy, "untrained"))
 
 
 def test_verify_exits_with_1_and_names_the_file(lottery, small_run, tmp_path):
