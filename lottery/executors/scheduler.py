@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from lottery import interrupts, progress
 from lottery.errors import LotteryError, StorageError
+from lottery.formatting import counted
 from lottery.runs import store
 from lottery.runs.store import NetworkId
 
@@ -226,15 +227,18 @@ class _Launch:
                 untrainable.add(job)
         for error in self.failed.values():
             # An error of the disk is no matter of the one network that met it first.
-            if isinstance(error, StorageError) or len(untrainable) == 1:
+            if isinstance(error, StorageError):
                 raise error
         if signal and self.num_trained + len(untrainable) < len(self.graph):
             raise interrupts.Stopped(signal)
-        if self.failed:
-            job, error = next(iter(self.failed.items()))
-            others = "1 other network" if len(untrainable) == 2 else f"{len(untrainable) - 1} other networks"
-            sentence = f"{_sentence(job, error)} {others} could not be trained either; all others are stored."
-            raise LotteryError(sentence) from error
+        if not self.failed:
+            return
+        job, error = next(iter(self.failed.items()))
+        if len(untrainable) == 1:
+            raise error
+        others = counted(len(untrainable) - 1, "other network")
+        sentence = f"{_sentence(job, error)} {others} could not be trained either; all others are stored."
+        raise LotteryError(sentence) from error
 
     def _after_loss(self, job: Job, error: Lost) -> Lost | LotteryError:
         """Count a loss; the error is another after too many without progress."""

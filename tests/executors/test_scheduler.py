@@ -154,6 +154,13 @@ def test_a_request_to_stop_counts_though_it_is_made_once():
     assert stopped.value.signal == 2 and not planned.begun
 
 
+def test_asked_to_stop_after_a_single_failure():
+    fails = Job(RUN, NetworkId(2, 2))
+    planned = Planned(lambda running: running[-1], 2, lambda job: LotteryError("no") if job == fails else True)
+    with pytest.raises(interrupts.Stopped):
+        scheduler.launch(networks(2, 2), planned, should_stop=lambda: 15 if fails in planned.ended else 0)
+
+
 def test_one_that_was_stopped_alone_goes_on():
     answers = iter(["stopped", True, True])
     planned = Planned(lambda running: running[0], 1, lambda job: next(answers))
