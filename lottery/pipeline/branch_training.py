@@ -124,10 +124,10 @@ def _learned(training: Training, network: NetworkId, ticket: Masks) -> BranchSta
     counts = masks.num_kept(ticket)
     fixed = supermasks.fixed_weights(network_training.initial_state(training, network.replicate), counts)
     words = branches.words_for(experiment.run.seed, *network)
-    of_scores = mask_training.learner(prepared)
-    start = of_scores.begin(fixed, counts, randomness.generator(*words))
+    trainer = mask_training.learner(prepared)
+    start = mask_training.begin(trainer, fixed, counts, randomness.generator(*words))
     # Its checkpoint is not the branch's own, whose training would take it for another's and begin again.
-    learning = replace(training, prepared=replace(prepared, trainer=of_scores.trainer), stage="scores")
+    learning = replace(training, prepared=replace(prepared, trainer=trainer), stage="scores")
     trained = network_training.train_network(learning, network, start, masks.ones_like(ticket))
     # Statistics, of BatchNormalization, are those of the masks that were learned.
     state = {**trained.weights, **{name: fixed[name] for name in counts}}

@@ -1,7 +1,6 @@
 """The trainer of scores that masks are learned by: a compiled loop of its own, in which the weights stay fixed."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,35 +20,29 @@ from lottery.training.trainer import Trainer
 _ASSIGNED = "while this branch learns masks, it is a tensor; leave the branch out"
 
 
-@dataclass(frozen=True)
-class Learner:
-    """A trainer of scores, for all rounds and replicates: the scores are the values of the prunable variables.
+def learner(prepared: Prepared) -> Trainer:
+    """Return the trainer of scores of a run, made and traced once: the scores are the values of the prunable variables.
 
     The model's other variables are not trained, but its statistics, of BatchNormalization, are updated.
     """
-
-    trainer: Trainer
-    # What a step reads: by weight ``fixed/...``, the fixed values; and ``counts``, the entries to keep of each.
-    inputs: Mapping[str, Any]
-
-    def begin(self, start: Weights, counts: Mapping[str, int], rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Assign fixed weights and numbers of entries to keep; return every variable to train scores from."""
-        self.inputs["counts"].assign(list(counts.values()))
-        state = dict(start)
-        for name in counts:
-            self.inputs[f"fixed/{name}"].assign(start[name])
-            state[name] = supermasks.first_scores(start[name].shape, rng).astype(start[name].dtype)
-        return state
-
-
-def learner(prepared: Prepared) -> Learner:
-    """Return the trainer of scores of a run, which is made and traced once."""
     if not prepared.learner:
         prepared.learner.append(_made(prepared))
     return prepared.learner[0]
 
 
-def _made(prepared: Prepared) -> Learner:
+def begin(
+    trainer: Trainer, start: Weights, counts: Mapping[str, int], rng: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """Give a `learner` fixed weights and numbers of entries to keep; return every variable to train scores from."""
+    trainer.inputs["counts"].assign(list(counts.values()))
+    state = dict(start)
+    for name in counts:
+        trainer.inputs[f"fixed/{name}"].assign(start[name])
+        state[name] = supermasks.first_scores(start[name].shape, rng).astype(start[name].dtype)
+    return state
+
+
+def _made(prepared: Prepared) -> Trainer:
     experiment = prepared.experiment
     num_steps = experiment.train.num_steps
     decay = {"name": "CosineDecay", "initial_learning_rate": supermasks.LEARNING_RATE, "decay_steps": num_steps}
@@ -68,6 +61,7 @@ def _made(prepared: Prepared) -> Learner:
             own.trainable = False
     _compile(model, settings, example_batch(prepared.data, model)[0])
 
+    # What a step reads: the entries to keep of each weight, and by weight the fixed values.
     inputs = {"counts": tf.Variable(tf.zeros([len(names)], tf.int32), trainable=False)}
     for name in names:
         zeros = tf.zeros(named[name].shape, named[name].dtype)
@@ -82,8 +76,7 @@ def _made(prepared: Prepared) -> Learner:
     changes = [(name, named[name], partial(seen, place)) for place, name in enumerate(names)]
     # Not through Keras' __setattr__, which tracks every value.
     vars(model)["call"] = seen_as(changes, _ASSIGNED)(model.call)
-    trainer = Trainer(model, prepared.data, settings, augment=experiment.data.augment, inputs=inputs)
-    return Learner(trainer, inputs)
+    return Trainer(model, prepared.data, settings, augment=experiment.data.augment, inputs=inputs)
 
 
 def _compile(model: Any, settings: Any, example: Any) -> None:

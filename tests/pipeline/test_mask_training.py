@@ -98,9 +98,9 @@ def test_one_update_of_the_scores(monkeypatch):
     monkeypatch.setattr(supermasks, "OPTIMIZER", "sgd")
     monkeypatch.setattr(supermasks, "LEARNING_RATE", rate)
     learner = mask_training.learner(prepared)
-    first = learner.begin(start, counts, rng)
+    first = mask_training.begin(learner, start, counts, rng)
     dense = masks.ones_like({name: start[name] for name in counts})
-    after = learner.trainer.train(first, dense, (8, 9)).weights
+    after = learner.train(first, dense, (8, 9)).weights
 
     (positions,) = randomness.batches(len(prepared.data.train), size, (8, 9))(1)
     batch, labels = np.float64(prepared.data.train.x[positions]), prepared.data.train.y[positions]
@@ -155,8 +155,8 @@ def test_the_trainer_of_scores_computes_what_the_stored_network_computes(trained
     branch_training.train_branch(training, network, branches.BRANCHES[name].function)
     stored, learner = of(path, name), mask_training.learner(prepared)
     x = prepared.data.test.x
-    scored = np.asarray(learner.trainer.model(x, training=False))
-    scores = weights.read(learner.trainer.model)
+    scored = np.asarray(learner.model(x, training=False))
+    scores = weights.read(learner.model)
     kept = supermasks.kept_by(scores, masks.num_kept(stored.masks))
     assert all(np.array_equal(kept[key], mask) for key, mask in stored.masks.items())
     ordinary = build()
