@@ -247,7 +247,7 @@ def _copy_network(job: Job, original: Job, experiment: config.Experiment) -> Non
     sums = network.record["sha256"]
     # Every file that the original has is read, whole, before anything is stored.
     contents = {name: store.read_checked(network.folder / name, sums[name]) for name in sums}
-    if not network.round:
+    if not network.round and network.branch == store.TICKET:
         # The other run may rewind to another step: the state of that step has its own checksum.
         record.pop("rewind_sha256", None)
         record |= _copy_starts(job, network, experiment.rewind.step)

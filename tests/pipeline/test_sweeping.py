@@ -164,6 +164,17 @@ def test_a_branch_from_round_0_is_what_it_is_alone(tmp_path):
     assert [wrong for done in runs for wrong in done.verify(recompute=True)] == []
 
 
+def test_a_branch_from_round_0_is_copied_beside_the_weights_that_its_run_rewinds_to(tmp_path):
+    run = {"num_replicates": 1, "controls": ["random_mask"], "control_rounds": [0]}
+    tables = {**TABLES, "prune": {"num_rounds": 1}, "run": run, "rewind": {"step": 1}}
+    tables["train"] = {**TABLES["train"], "num_steps": 2}
+    said = []
+    runs = lottery.sweep({**tables, "sweep": {"prune.rate": [0.2, 0.5]}}, out=tmp_path, on_event=said.append)
+    assert len(trained(said)) == 2 + 2 * 1
+    copied = [StoredRound(done.path, 1, 0, "random_mask").record for done in runs]
+    assert copied[0] == copied[1] and "rewind_sha256" not in copied[1]
+
+
 def test_a_model_of_ones_own(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "own_sweep.py").write_text(
