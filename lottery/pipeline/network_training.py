@@ -39,6 +39,10 @@ class Training:
         """The experiment of the run."""
         return self.prepared.experiment
 
+    def note(self, sentence: str) -> None:
+        """Report a sentence for the person who watches."""
+        self.on_event(progress.Note(sentence))
+
     @functools.cached_property
     def dense_gradients(self) -> Callable[[int, int, Weights], dict[str, np.ndarray]]:
         """Of the dense network, traced once; see `building.dense_gradients`."""
@@ -81,11 +85,8 @@ def train_network(
             training.on_event(progress.Evaluated(training.path, *network, row, first=is_first))
             is_first = False
 
-    def on_note(text: str) -> None:
-        training.on_event(progress.Note(text))
-
     file = store.checkpoint_path(store.round_path(training.path, *network), training.stage)
-    checkpointer = Checkpointer(file, training.every, training.should_stop, on_note, watch.memory)
+    checkpointer = Checkpointer(file, training.every, training.should_stop, training.note, watch.memory)
     with _errors_that_name(network, training.path):
         return training.prepared.trainer.train(start, kept, words, span, watch.at, on_step, checkpointer)
 

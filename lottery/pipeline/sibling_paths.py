@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from lottery import progress
 from lottery.data import Splits
 from lottery.pipeline import interpolation, sibling_training
 from lottery.pipeline.interpolation import Line
@@ -34,7 +33,7 @@ def measuring(line: Line, pairs: Mapping[NetworkId, Siblings], training: Trainin
 
     def say(pair: Siblings, text: str) -> None:
         place = f"Replicate {pair.replicate}, round {pair.round}, step {pair.step}"
-        training.on_event(progress.Note(f"{place}: {text}."))
+        training.note(f"{place}: {text}.")
 
     def train(network: NetworkId) -> None:
         pair = replace(pairs[network], run=training.path)

@@ -105,11 +105,9 @@ def _store_states(training: Training, own: Sequence[Siblings]) -> None:
     before = {row[0]: row[2] for row in StoredRound(own[0].run, replicate, 0).metrics if row[1] == "validation"}
     again = {row[0]: row[2] for row in trained.metrics if row[1] == "validation"}
     if other := [step for step, loss in again.items() if before.get(step, loss) != loss]:
-        training.on_event(
-            progress.Note(
-                f"Replicate {replicate}: training the dense network again gave different bits (see the "
-                f"validation loss at step {other[0]}): the processor or a version differs."
-            )
+        training.note(
+            f"Replicate {replicate}: training the dense network again gave different bits (see the validation loss at "
+            f"step {other[0]}): the processor or a version differs."
         )
 
 
