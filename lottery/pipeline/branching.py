@@ -66,9 +66,8 @@ def branch(
         data_sha256 = prepared.data.fingerprint
         details = {"data_sha256": data_sha256, "overrides": overrides} if transfers else None
         recipe = Recipe(
-            path, prepared.experiment, ingredients, data_sha256=data_sha256, branch=function, details=details,
-            every=execution.checkpoint_every,
-        )  # fmt: skip
+            path, prepared.experiment, ingredients, data_sha256=data_sha256, branch=function, details=details
+        )
         dispatch.carry_out({path: recipe}, missing, session.writing({path: experiment}), {path: prepared})
 
 

@@ -80,7 +80,7 @@ def connect(
         sibling_training.store_states(session, prepared, wanted)
         pairs = {NetworkId(pair.replicate, pair.round, f"step_{pair.step}"): pair for pair in unmeasured}
         begin = functools.partial(sibling_paths.measuring, line, pairs)
-        recipe = Recipe(path, experiment, ingredients, begin=begin, every=execution.checkpoint_every)
+        recipe = Recipe(path, experiment, ingredients, begin=begin)
         dispatch.carry_out({path: recipe}, [Job(path, pair) for pair in pairs], session, {path: prepared}, spans=spans)
 
 

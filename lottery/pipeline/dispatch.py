@@ -5,7 +5,6 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import loky
 
@@ -15,12 +14,10 @@ from lottery.executors.scheduler import Executor, Job, LocalExecutor
 from lottery.models import multiply_adds
 from lottery.pipeline import network_training, worker
 from lottery.pipeline.prepared import Prepared
+from lottery.pipeline.session import Session
 from lottery.pipeline.worker import Recipe, Worker
 from lottery.runs import store
 from lottery.runs.store import NetworkId
-
-if TYPE_CHECKING:
-    from lottery.pipeline.session import Session
 
 Spans = dict[progress.Key, tuple[int, int]]  # the first and the last step of networks to train
 
@@ -42,7 +39,7 @@ def wanted(experiments: Mapping[Path, config.Experiment]) -> list[Job]:
 def carry_out(
     recipes: Mapping[Path, Recipe],
     jobs: Sequence[Job],
-    session: "Session",
+    session: Session,
     prepared: Mapping[Path, Prepared] | None = None,
     copies: Mapping[Job, Job] | None = None,
     copy: Callable[[Job], None] | None = None,
@@ -55,16 +52,14 @@ def carry_out(
     """
     if not jobs:
         return
-    copies = copies or {}
+    trained = [job for job in jobs if job not in (copies or {})]
     if spans is None:
         spans = {}
-        for run, network in (job for job in jobs if job not in copies):
-            replicate, number, branch = network
-            spans[run, replicate, number, branch] = network_training.steps_of(recipes[run].experiment, network)
+        for run, network in trained:
+            spans[run, *network] = network_training.steps_of(recipes[run].experiment, network)
         session = dataclasses.replace(session, on_event=progress.tallied(session.on_event, spans))
     with contextlib.ExitStack() as stack:
-        most = most_at_once([job for job in jobs if job not in copies])
-        executor = _executor(stack, recipes, spans, most, session, dict(prepared or {}))
+        executor = _executor(stack, recipes, spans, most_at_once(trained), session, dict(prepared or {}))
         # A single worker trains them in the order in which they are listed.
         if executor.max_workers != 1:
             jobs = scheduler.by_priority(jobs)
@@ -83,14 +78,15 @@ def _executor(
     recipes: Mapping[Path, Recipe],
     spans: Spans,
     most_at_once: int,
-    session: "Session",
+    session: Session,
     prepared: dict[Path, Prepared],
 ) -> Executor:
     """Choose where networks are trained: on a cluster, in several processes, or in this one."""
     workers = session.execution.workers
     threads = {run: store.read_environment(run)["num_threads"] for run in recipes}
     if isinstance(workers, ray.Ray):
-        begin = functools.partial(worker.trainer, {run: _away(recipe) for run, recipe in recipes.items()})
+        away = {run: _away(recipe) for run, recipe in recipes.items()}
+        begin = functools.partial(worker.trainer, away, session.every)
         return stack.enter_context(ray.joined(workers, begin, threads, session.on_event))
     most = max(threads.values())
     hint = ""
@@ -103,10 +99,10 @@ def _executor(
         each = "one thread" if most == 1 else f"{most} threads"
         session.note(f"Training {workers} networks in parallel, {each} each{hint}.")
         # Only recipes are sent: a process makes its own model, and loads its own data.
-        executor = processes.ProcessExecutor(functools.partial(worker.trainer, recipes), workers)
+        executor = processes.ProcessExecutor(functools.partial(worker.trainer, recipes, session.every), workers)
         stack.callback(executor.shutdown)
         return executor
-    own = Worker(recipes, session.on_event, session.should_stop, prepared)
+    own = Worker(recipes, session.on_event, session.should_stop, session.every, prepared)
     stack.callback(own.close)
     return LocalExecutor(own.train)
 

@@ -52,7 +52,7 @@ def run(
             return path
         prepared = opening.open_run(session.stack, path, experiment, ingredients, prepared=prepared)
         session.note(*prepared.notes, *opening.too_fine(prepared, tolerance), _size(path, experiment))
-        recipe = Recipe(path, experiment, ingredients, every=execution.checkpoint_every)
+        recipe = Recipe(path, experiment, ingredients)
         jobs = [job for job in dispatch.wanted(experiments) if not job.is_stored]
         dispatch.carry_out({path: recipe}, jobs, session.writing(experiments), {path: prepared})
     return path

@@ -49,7 +49,7 @@ class Execution:
             should_stop = self.should_stop or stack.enter_context(interrupts.listening())
             if self.max_hours is not None:
                 should_stop = interrupts.within(self.max_hours, should_stop)
-            yield Session(self, on_event, should_stop, stack)
+            yield Session(self, on_event, should_stop, stack, every or CheckpointInterval())
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ class Session:
     on_event: progress.OnEvent
     should_stop: interrupts.ShouldStop
     stack: contextlib.ExitStack  # closed when the execution ends
+    every: CheckpointInterval
 
     def note(self, *sentences: str) -> None:
         """Report sentences for the person who watches."""

@@ -19,7 +19,6 @@ from lottery.runs import siblings, store
 from lottery.runs.siblings import ORDERS, Siblings
 from lottery.runs.store import NetworkId
 from lottery.runs.stored import StoredRound
-from lottery.training.checkpoints import CheckpointInterval
 from lottery.training.records import Span
 
 
@@ -27,8 +26,7 @@ def store_states(session: Session, prepared: Prepared, wanted: Sequence[Siblings
     """Store the states that siblings start from, where they are missing, by training dense networks again."""
     run = wanted[0].run
     on_event = network_training.while_there(run, session.on_event)
-    every = session.execution.checkpoint_every or CheckpointInterval()
-    training = Training(siblings.folder(run), prepared, on_event, every, session.should_stop)
+    training = Training(siblings.folder(run), prepared, on_event, session.every, session.should_stop)
     for own in _by_replicate(wanted):
         if _missing_steps(own):
             _store_states(training, own)

@@ -111,7 +111,7 @@ def sweep(
         wanted = _states(copies, experiments)
         session.note(_size(len(experiments), len(missing), len(copies)))
         recipes = {
-            path: Recipe(path, experiment, ingredients, every=execution.checkpoint_every, states=wanted.get(path, ()))
+            path: Recipe(path, experiment, ingredients, states=wanted.get(path, ()))
             for path, experiment in experiments.items()
         }
 

@@ -35,7 +35,6 @@ class Recipe:
     # Makes the function that trains networks which are neither rounds nor branches, with the run that is open.
     begin: Callable[[Training], TrainNetwork] | None = None
     details: Mapping[str, Any] | None = None  # entries to add to the records of branches
-    every: CheckpointInterval | None = None
     states: tuple[int, ...] = ()  # steps of the dense network at which other runs of a sweep need its state
     away: bool = False  # versions and the processor may differ where it is trained
 
@@ -51,6 +50,7 @@ class Worker:
     recipes: Mapping[Path, Recipe]  # by the folder of a run, as `prepared`
     on_event: progress.OnEvent
     should_stop: interrupts.ShouldStop
+    every: CheckpointInterval = field(default_factory=CheckpointInterval)
     prepared: dict[Path, Prepared] = field(default_factory=dict)
     _open: dict[Path, Open] = field(default_factory=dict)
 
@@ -99,8 +99,7 @@ class Worker:
             for difference in environment.differences(recorded):
                 self.on_event(progress.Note(f"{platform.node()} computes with {difference}, so bits may differ."))
         on_event = network_training.while_there(recipe.path, self.on_event)
-        every = recipe.every or CheckpointInterval()
-        training = Training(recipe.path, prepared, on_event, every, self.should_stop, recipe.states)
+        training = Training(recipe.path, prepared, on_event, self.every, self.should_stop, recipe.states)
         return training, recipe.begin and recipe.begin(training)
 
     def _close_first(self) -> None:
@@ -109,10 +108,13 @@ class Worker:
 
 
 def trainer(
-    recipes: Mapping[Path, Recipe], on_event: progress.OnEvent, should_stop: interrupts.ShouldStop
+    recipes: Mapping[Path, Recipe],
+    every: CheckpointInterval,
+    on_event: progress.OnEvent,
+    should_stop: interrupts.ShouldStop,
 ) -> Callable[[Job], None]:
     """Make a function that trains one network in this process; see `lottery.executors.scheduler.Initializer`."""
-    return Worker(recipes, on_event, should_stop).train
+    return Worker(recipes, on_event, should_stop, every).train
 
 
 def _prepared(recipe: Recipe, replicate: int) -> Prepared:
