@@ -195,7 +195,6 @@ class _Launch:
         return self.ready.pop(0)
 
     def submit(self, job: Job, executor: Executor) -> None:
-        """Begin a network."""
         future = executor.submit(job)
         self.running[future] = job
         # Called at once if the future is done, as that of a network that was trained in this process.

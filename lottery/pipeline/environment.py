@@ -107,7 +107,7 @@ def check_data(run: Path, fingerprint: str, wanted: str = "") -> None:
         raise LotteryError(f"The data differ from the data of {str(run)!r}; restore the data, or start a new run.")
 
 
-def check_devices(run: Path, model: Any) -> None:
+def check_num_devices(run: Path, model: Any) -> None:
     """Raise `LotteryError` unless a run began on as many devices as a model is mirrored on."""
     before, now = store.read_environment(run).get("num_devices", 1), mirrored.num_devices(model)
     if before != now:
@@ -157,7 +157,7 @@ def _resumed(run: Path, stored: dict[str, Any], prepared: Prepared) -> list[str]
             "An earlier version of lottery scaled the inputs of this run as pixels, which its model takes as whole "
             "numbers; start a new run."
         )
-    check_devices(run, prepared.trainer.model)
+    check_num_devices(run, prepared.trainer.model)
     measured = _measured(prepared)
     if measured.keys() - stored.keys():  # an earlier version began the run
         store.write_record(run / "environment.json", stored | measured)

@@ -51,17 +51,15 @@ class Chain:
         self._seen: dict[str, np.ndarray] = {}  # by step and name
         # The rounds of a run are compared with each other, so all are pruned by the same definition.
         run, prune = training.path, self.experiment.prune
-        stored = [
-            store.round_path(run, number, 1)
-            for number in store.replicates(run, self.experiment)
-            if store.is_stored(run, number, 1)
-        ]
-        records = [store.read_record(folder) for folder in stored]
-        if not all(criteria.is_current(prune.criterion, prune.iterative, record) for record in records):
-            raise LotteryError(
-                f"The rounds of {str(run)!r} were pruned by an earlier definition of {prune.criterion}, so more would "
-                "not belong to them; start a run of another name."
-            )
+        for number in store.replicates(run, self.experiment):
+            if not store.is_stored(run, number, 1):
+                continue
+            record = store.read_record(store.round_path(run, number, 1))
+            if not criteria.is_current(prune.criterion, prune.iterative, record):
+                raise LotteryError(
+                    f"The rounds of {str(run)!r} were pruned by an earlier definition of {prune.criterion}, so more "
+                    "would not belong to them; start a run of another name."
+                )
 
     def missing(self, last: int) -> range:
         """Return the rounds that are not stored yet, up to a last one."""

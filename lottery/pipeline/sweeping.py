@@ -127,11 +127,9 @@ def sweep(
 
 def _recorded(out: str | Path, found: Sequence[Point], ingredients: Ingredients) -> Mapping[str, Any]:
     """Return what a run of the grid with a model of the user's own has recorded; nothing if none was begun."""
-    for point in found:
-        recorded = environment.of_like_run(out, point.settings) if ingredients.have_own_model(point.settings) else {}
-        if recorded:
-            return recorded
-    return {}
+    own = [point.settings for point in found if ingredients.have_own_model(point.settings)]
+    recorded = (environment.of_like_run(out, experiment) for experiment in own)
+    return next(filter(None, recorded), {})
 
 
 def _open(

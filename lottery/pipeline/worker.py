@@ -94,7 +94,7 @@ class Worker:
             self.on_event(progress.Note(sentence))
         # What this process has prepared already serves once; whatever is closed is prepared anew.
         prepared = self.prepared.pop(recipe.path, None) or _prepared(recipe, replicate)
-        environment.check_devices(recipe.path, prepared.trainer.model)
+        environment.check_num_devices(recipe.path, prepared.trainer.model)
         if recipe.away:
             for difference in environment.differences(recorded):
                 self.on_event(progress.Note(f"{platform.node()} computes with {difference}, so bits may differ."))

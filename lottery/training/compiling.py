@@ -35,7 +35,7 @@ def compile_model(model: Any, settings: Train, example: Any, schedule_step: Any 
         return
     if settings.optimizer == COMPILED:
         raise LotteryError('train.optimizer = "compiled" needs a compiled model; this model is not compiled.')
-    with fitting(model.name):
+    with fitting(model):
         outputs = model(example, training=False)
     are_logits = not _are_probabilities(outputs, graph.ends_linear(model))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=are_logits)

@@ -59,7 +59,7 @@ class Examined:
 
 def examine(model: Any, example: tuple[Any, Any]) -> Examined:
     """See what a compiled model's own steps report and draw, by tracing them on an example."""
-    with fitting(model.name), mirrored.scope(mirrored.strategy_of(model)):
+    with fitting(model), mirrored.scope(mirrored.strategy_of(model)):
         # Both create variables, metrics and slots. Created later, while the loop is traced, they would not be reset.
         model.reset_metrics()
         evaluate = functools.partial(mirrored.on_each, model, model.test_step, example)
@@ -107,7 +107,7 @@ def _check_evaluation(model: Any) -> None:
 
 def traced_evaluation(model: Any, example: tuple[Any, Any]) -> list[Any]:
     """Trace ``test_step`` on an example, and what gives a model other weights at the end, if anything does."""
-    with fitting(model.name):
+    with fitting(model):
         steps = [traced(model.test_step, example)]
     if optimizers.finalizes(model):
         with evaluating("The optimizer's finalize_variable_values cannot be traced"):
@@ -119,7 +119,7 @@ def traced_under(
     model: Any, example: tuple[Any, Any], masks: Any, enforce: Callable[..., contextlib.AbstractContextManager[Any]]
 ) -> Any:
     """Trace a compiled model's ``train_step`` on an example while an enforcement holds masks."""
-    with fitting(model.name), enforce(model, masks) as callbacks:
+    with fitting(model), enforce(model, masks) as callbacks:
 
         def step(batch: Any) -> Any:
             logs = model.train_step(batch)

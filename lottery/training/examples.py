@@ -121,7 +121,7 @@ def augmented(images: Any, key: Any, crop: bool, flip: bool) -> Any:
 
 def reads_integers(model: Any, inputs: np.ndarray) -> bool:
     """Check if a model takes its inputs, a few examples, as whole numbers, as an Embedding does: not as pixels."""
-    with fitting(model.name):
+    with fitting(model):
         called = traced_call(model, tf.TensorSpec(inputs.shape, tf.float32))
     waiting = [called.inputs[0]]
     while waiting:
@@ -165,7 +165,7 @@ def check_data(model: Any, data: Splits, batch_size: int, example: Any, num_scor
     loss, name = loss_of(model)
     if name not in ("sparse_categorical_crossentropy", "SparseCategoricalCrossentropy"):
         return
-    with fitting(model.name):
+    with fitting(model):
         outputs = model(example, training=False)
     if hasattr(outputs, "shape"):  # a dict or a list is taken apart by the loss
         # A class of the user's own may have no configuration, and a name, a function or a class itself has none.
@@ -221,6 +221,6 @@ def _labels_needed(part: str, y: np.ndarray, positions: tuple[int, ...], num_cla
     return f"The {part} labels must be a class {each}, not an array of shape {y.shape[1:]} for each example."
 
 
-def fitting(model_name: str) -> contextlib.AbstractContextManager[None]:
+def fitting(model: Any) -> contextlib.AbstractContextManager[None]:
     """Say of any error within that the model does not fit the data."""
-    return evaluating(f"The model {model_name!r} cannot be trained on the data")
+    return evaluating(f"The model {model.name!r} cannot be trained on the data")
