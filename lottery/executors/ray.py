@@ -251,12 +251,16 @@ class _Worker:
         return signal.SIGTERM if self.cancelled else 0
 
     def collect(self, event: progress.Event) -> None:
-        run = self.attempt.job.run  # as the process names it that started the run
         if isinstance(event, progress.Done):
-            event = dataclasses.replace(event, where=dataclasses.replace(event.where, run=run))
+            event = dataclasses.replace(event, where=self._named(event.where))
         elif not isinstance(event, progress.Note):
-            event = dataclasses.replace(event, run=run)
+            event = self._named(event)
         self._waiting.append(event)
+
+    def _named(self, event: Any) -> Any:
+        # As the process names the run that started it; siblings are trained in a folder below that of the run.
+        below = event.run.relative_to(self.attempt.folder)
+        return dataclasses.replace(event, run=self.attempt.job.run / below)
 
     def deliver(self, first: bool = False) -> None:
         self._thread.submit(self._deliver, first).result()

@@ -256,6 +256,7 @@ def test_a_node_that_shares_the_folder_works_in_it_and_tells_in_the_runs_own_wor
     def train(worker, job):
         folder = tmp_path / run
         worker.collect(step(folder))
+        worker.collect(step(folder / "connectivity"))
         worker.collect(progress.Evaluated(folder, 1, 1, "ticket", (0, "train", 1.0, 0.5), True))
         worker.collect(progress.Note("Words."))
         worker.collect(progress.Done(step(folder, 9), {}))
@@ -268,6 +269,7 @@ def test_a_node_that_shares_the_folder_works_in_it_and_tells_in_the_runs_own_wor
             7,
             [
                 step(run),
+                step(run / "connectivity"),
                 progress.Evaluated(run, 1, 1, "ticket", (0, "train", 1.0, 0.5), True),
                 progress.Note("Words."),
                 progress.Done(step(run, 9), {}),
