@@ -187,7 +187,8 @@ def _tickets(runs: Sequence[Path | str], round: int, matched: bool) -> dict[str,
             prefix = f"{path.name}:" if folders.count(path.name) == 1 else f"{run}:"
         for stored in stored_rounds(run, [round], branches=False):
             kept = stored.masks
-            has, had = _shapes(kept), _shapes(next(iter(found.values()), kept))
+            has = masks.shapes(kept)
+            had = masks.shapes(next(iter(found.values()), kept))
             if has != had:
                 why = f"{str(run)!r} has {has}, {str(next(iter(each.values())))!r} has {had}"
                 raise LotteryError(f"Only masks of the same network can be compared: {why}.")
@@ -201,10 +202,6 @@ def _tickets(runs: Sequence[Path | str], round: int, matched: bool) -> dict[str,
             "more replicates, or several runs."
         )
     return found
-
-
-def _shapes(kept: Masks) -> dict[str, tuple[int, ...]]:
-    return {name: mask.shape for name, mask in kept.items()}
 
 
 def _parts(first: Masks, other: Masks) -> dict[str, tuple[Masks, Masks]]:
@@ -223,10 +220,9 @@ def _counts(first: Masks | np.ndarray, other: Masks | np.ndarray) -> list[tuple[
     """Count, in each weight, the entries that both keep, that the first and the other keep, and that there are."""
     mine = first if isinstance(first, Mapping) else {"mask": np.asarray(first)}
     theirs = other if isinstance(other, Mapping) else {"mask": np.asarray(other)}
-    if _shapes(mine) != _shapes(theirs):
-        raise LotteryError(
-            f"Only masks of the same network can be compared, not {_shapes(mine)} and {_shapes(theirs)}."
-        )
+    own, others = masks.shapes(mine), masks.shapes(theirs)
+    if own != others:
+        raise LotteryError(f"Only masks of the same network can be compared, not {own} and {others}.")
     for kept in (mine, theirs):
         masks.check(kept, kept)
     both = masks.num_kept(masks.intersection(mine, theirs))

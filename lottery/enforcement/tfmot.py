@@ -329,8 +329,8 @@ def _found(model: Any) -> dict[str, Wrapped]:
 
 
 def _wrappers(model: Any) -> list[Any]:
-    layers = {id(layer): layer for layer in weights.all_layers(model) if weights.inside(layer) is not layer}
-    return [layer for layer in layers.values() if hasattr(layer, "pruning_vars")]
+    layers = [layer for layer in weights.all_layers(model) if weights.inside(layer) is not layer]
+    return [layer for layer in layers if hasattr(layer, "pruning_vars")]
 
 
 def _never() -> Any:

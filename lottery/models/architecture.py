@@ -16,13 +16,13 @@ import numpy as np
 
 from lottery import masks, weights
 from lottery.errors import TicketError, printable
+from lottery.masks import Shapes
 from lottery.models import graph, networks
 from lottery.models.kerases import LIBRARIES, in_policy, keras_of, reason, tf
 
 # ``library``; and ``name``, ``input_shape``, ``num_classes`` of a built-in network; or ``keras``, the configuration of
 # a model of Keras' own layers; or, of a model that only its own code can build, ``class`` and ``why``.
 Architecture = dict[str, Any]
-Shapes = dict[str, tuple[int, ...]]
 
 _LONGEST = 1000  # characters of a text, in a configuration or of one in an error
 _LARGEST = 2_000_000  # bytes of a configuration: well below those of a record, which holds it with more spaces

@@ -445,7 +445,7 @@ def words_for(seed: int, replicate: int, index: int, label: str) -> tuple[int, .
 
 
 def _random_by_erk(ticket: StoredTicket) -> Masks:
-    shapes = {name: mask.shape for name, mask in ticket.kept.items()}
+    shapes = masks.shapes(ticket.kept)
     densities = allocation.erk(shapes, masks.density(ticket.kept))
     sizes = {name: mask.size for name, mask in ticket.kept.items()}
     # By the number itself, which the density, as a float, may miss.

@@ -8,9 +8,9 @@ import numpy as np
 
 from lottery import weights
 from lottery.errors import LotteryError, missing
-from lottery.masks import Masks
+from lottery.masks import Masks, shapes
 from lottery.models import graph
-from lottery.models.kerases import evaluating, in_policy, is_keras, keras_of, tf, traced_call, undisturbed
+from lottery.models.kerases import evaluating, in_policy, is_keras, keras_of, tf, traced, traced_call, undisturbed
 from lottery.pruning import ranking
 
 Scores = dict[str, np.ndarray]
@@ -77,11 +77,10 @@ def times_weights(
     with _restored(model):
         # Keras makes variables at the first call, which must not be inside the graph.
         _loss(model, batch, False, soften)
-        # Calling the function itself, TensorFlow would warn of repeated tracing.
-        found = tf.function(derivatives, autograph=False).get_concrete_function()()
-    held = weights.read_state(model)
+        # Not called as it is: TensorFlow would warn of repeated tracing.
+        found = traced(derivatives)()
     return {
-        name: value.numpy().astype(np.float64) * held[name].astype(np.float64)
+        name: value.numpy().astype(np.float64) * variables[name].numpy().astype(np.float64)
         for name, value in zip(names, found, strict=True)
     }
 
@@ -293,8 +292,7 @@ def _absolute(model: Any, copy: Any) -> dict[str, np.ndarray]:
     """Read the variables of a model in double precision, of trained variables their absolute values."""
     variables = weights.variables(copy)
     state = weights.read_state(model)
-    shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
-    if shapes != {name: value.shape for name, value in state.items()}:
+    if shapes(variables) != shapes(state):
         raise LotteryError(
             f"The function that builds the model {model.name!r} built another architecture the second time; it must "
             "build the same each time."
@@ -307,20 +305,20 @@ def _absolute(model: Any, copy: Any) -> dict[str, np.ndarray]:
 def _traced_flow(copy: Any, x: Any, names: Sequence[str]) -> tuple[Any, list[Any]]:
     """Trace outputs, their sum R and its gradients for inputs of ones; return the function and its inputs' tensors."""
     ones = tf.nest.map_structure(_ones, x)
-    traced = []
+    given: list[Any] = []
     variables = weights.variables(copy)
     chosen = [variables[name] for name in names]
 
     def flow() -> tuple[Any, Any, Any]:
-        traced[:] = [tf.identity(value) for value in tf.nest.flatten(ones)]
-        inputs = tf.nest.pack_sequence_as(ones, traced)
+        given[:] = [tf.identity(value) for value in tf.nest.flatten(ones)]
+        inputs = tf.nest.pack_sequence_as(ones, given)
         with tf.GradientTape() as tape:
             outputs = [tf.cast(output, tf.float64) for output in tf.nest.flatten(copy(inputs, training=False))]
             total = tf.add_n([tf.reduce_sum(output) for output in outputs])
         return outputs, total, tensors(tape.gradient(total, chosen), chosen)
 
     copy(ones, training=False)  # Keras makes variables at the first call, which must not be inside the graph
-    return tf.function(flow, autograph=False).get_concrete_function(), traced
+    return traced(flow), given
 
 
 def check_ends(model: Any, x: Any) -> Any:

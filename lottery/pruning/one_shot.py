@@ -8,7 +8,7 @@ import numpy as np
 
 from lottery import weights
 from lottery.errors import LotteryError
-from lottery.masks import Masks, ones_like
+from lottery.masks import Masks, ones_like, shapes
 from lottery.pruning import ranking
 from lottery.pruning.granularity import Granularity, check, grouped, units_of
 
@@ -72,7 +72,7 @@ def prune(
     general = ranking.number(what, below if sparsity is None else sparsity, highest)
     # Groups are made from what stays whole, so these rates are resolved before there are any.
     whole = [name for name, rate in by_weight.items() if not rate]
-    groups = grouped(how, {name: value.shape for name, value in magnitudes.items()}, units_of(how, model, whole))
+    groups = grouped(how, shapes(magnitudes), units_of(how, model, whole))
     own = ranking.by_weight(groups.shapes, rates)
     # For its errors: a threshold and n of m rank nothing in a scope, and would not miss an unknown one.
     ranking.groups(magnitudes, scope)
