@@ -151,7 +151,7 @@ def _gradients(model: Any, batch: Any) -> dict[int, np.ndarray]:
         raise LotteryError("audit: `batch` must be (inputs, labels) or (inputs, labels, weights of examples).")
     refused = f"audit: the loss of the model {model.name!r} cannot be computed on the batch"
     # Normalisation, dropout and metrics change their variables in training.
-    with undisturbed(model, model.variables), evaluating(refused), tf.GradientTape() as tape:
+    with undisturbed(model), evaluating(refused), tf.GradientTape() as tape:
         # Labels may be None too, of a loss that takes none; they must not be left out before the weights of examples.
         x, y, *rest = (None if part is None else _tensors(part) for part in batch)
         loss = model.compute_loss(x, y, model(x, training=True), *rest)

@@ -89,19 +89,24 @@ def put_back(touched: Iterable[Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def undisturbed(model: Any, variables: Iterable[Any]) -> Iterator[None]:
+def undisturbed(model: Any) -> Iterator[None]:
     """Put the variables, metrics and random states of a model back as they were when this ends."""
     of_metrics = [variable for metric in model.metrics for variable in metric.variables]
+    known = {id(variable) for variable in of_metrics}
     # Layers of tf_keras 2.21 may keep a counter or a generator that is not among their variables.
     random = [layer._random_generator for layer in model._flatten_layers() if hasattr(layer, "_random_generator")]
     seeds = [(generator, generator._seed) for generator in random if hasattr(generator, "_seed")]
     states = [generator._generator.state for generator in random if getattr(generator, "_generator", None)]
     try:
-        with put_back([*variables, *of_metrics, *states]):
+        with put_back([*model.variables, *of_metrics, *states]):
             yield
     finally:
         for generator, seed in seeds:
             generator._seed = seed
+        # A metric that was built meanwhile had no values to put back.
+        for metric in model.metrics:
+            if any(id(variable) not in known for variable in metric.variables):
+                metric.reset_state()
 
 
 def traced(function: Any, *inputs: Any) -> Any:

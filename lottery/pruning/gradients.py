@@ -180,16 +180,9 @@ def softened(model: Any) -> Iterator[Callable[[Any], Any]]:
 @contextlib.contextmanager
 def _restored(model: Any) -> Iterator[None]:
     """Evaluate the loss of a model, and restore its variables, metrics and random states on the way out."""
-    known = {id(variable) for metric in model.metrics for variable in metric.variables}
-    with undisturbed(model, weights.variables(model).values()):
-        try:
-            with evaluating(f"The model {model.name!r} has no loss that can be evaluated and differentiated"):
-                yield
-        finally:
-            # A metric that was built meanwhile had no values to put back.
-            for metric in model.metrics:
-                if any(id(variable) not in known for variable in metric.variables):
-                    metric.reset_state()
+    refused = f"The model {model.name!r} has no loss that can be evaluated and differentiated"
+    with undisturbed(model), evaluating(refused):
+        yield
 
 
 def synaptic_flow(

@@ -169,6 +169,18 @@ def test_an_audit_changes_nothing(library, rng):
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
+def test_the_batch_of_an_audit_does_not_count_in_metrics_that_it_builds(library, rng):
+    library = importlib.import_module(library)
+    inputs = library.layers.Input((6,))
+    model = library.Model(inputs, [library.layers.Dense(2)(inputs) for _ in range(2)])
+    model.compile("sgd", ["mse", "mse"])
+    x, y = np.ones((8, 6)), [np.ones((8, 2)), np.ones((8, 2))]
+    enforcement.audit(model, {}, batch=(x, y))
+    counters = [variable.numpy() for metric in model.metrics for variable in metric.variables]
+    assert counters and not np.any(counters)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
 def test_gradients_of_a_batch_as_the_model_takes_it(library, rng):
     """Inputs by name or in a list, and weights of the examples, which count in the loss."""
     library = importlib.import_module(library)
