@@ -223,20 +223,13 @@ def _holding(model: Any, masks: Mapping[str, Any], held_at: HeldAt, mode: str) -
 @contextlib.contextmanager
 def _holding_averages(model: Any, entries: list[Held]) -> Iterator[None]:
     """Hold entries where `fit` ends by putting moving averages in their place, also once the model is compiled anew."""
+    hold = partial(patching.hold, entries)
     with contextlib.ExitStack() as stack:
 
-        def follow() -> None:
+        def hold_in_optimizer() -> None:
             optimizer = getattr(model, "optimizer", None)
-            stack.enter_context(patching.holding_after(optimizer, "finalize_variable_values", entries))
+            stack.enter_context(patching.following(optimizer, "finalize_variable_values", hold))
 
-        def following(compile_model: patching.Method) -> patching.Method:
-            def call(*arguments: Any, **named: Any) -> Any:
-                result = compile_model(*arguments, **named)
-                follow()
-                return result
-
-            return call
-
-        follow()
-        stack.enter_context(patching.replaced(model, "compile", following))
+        hold_in_optimizer()
+        stack.enter_context(patching.following(model, "compile", hold_in_optimizer))
         yield

@@ -51,13 +51,13 @@ def hold(entries: Sequence[Held]) -> None:
         entry.hold()
 
 
-def holding_after(owner: Any, name: str, entries: Sequence[Held]) -> AbstractContextManager[None]:
-    """Set masked entries to their held values after each call of an object's method, if it has the method."""
+def following(owner: Any, name: str, follow: Callable[[], None]) -> AbstractContextManager[None]:
+    """Call a function after each call of an object's method, if it has the method."""
 
     def make(method: Method) -> Method:
         def call(*arguments: Any, **named: Any) -> Any:
             result = method(*arguments, **named)
-            hold(entries)
+            follow()
             return result
 
         return call
@@ -156,7 +156,7 @@ def frozen(model: Any, entries: Sequence[Held]) -> Iterator[None]:
             updating = optimizers.plain(optimizer)
             if any(getattr(inner, "use_ema", False) for inner in updating):
                 # Keras 3 may overwrite all weights with averages.
-                stack.enter_context(holding_after(optimizer, "apply", entries))
+                stack.enter_context(following(optimizer, "apply", partial(hold, entries)))
             # A MultiOptimizer refuses fewer gradients than it has variables; the optimizers in it do not.
             for inner in updating if optimizers.delegates(optimizer) else [optimizer]:
                 stack.enter_context(applying(inner, without))

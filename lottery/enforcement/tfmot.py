@@ -234,7 +234,7 @@ def wrapped_in_place(model: Any, masks: Mapping[str, Any]) -> Iterator[None]:
     _refuse({name: why for name, why in reasons.items() if hasattr(masks[name], "assign") or not np.all(masks[name])})
     with contextlib.ExitStack() as stack:
         stack.enter_context(undone(partial(restore, model, silence(model))))
-        for layer in {id(layer): layer for layer in layers.values()}.values():
+        for layer in dict.fromkeys(layers.values()):
             stack.enter_context(_acting_on(layer, entries))
         for name, wrapped in found.items():
             if name in masks:
