@@ -251,25 +251,20 @@ def _of_the_caller(inputs: CriterionInputs) -> dict[str, np.ndarray]:
 
 def _lower_rank(inputs: CriterionInputs, sign: int) -> dict[str, np.ndarray]:
     """Rank survivors, from 1, by `sign` times |w_i| and by `sign` times |w_f|, and return the lower rank of each."""
+    from scipy.stats import rankdata
+
     names = list(inputs.trained)
     scores = {name: np.zeros(np.shape(inputs.trained[name])) for name in names}
     for group in inputs.targets or [group for group, _ in ranking.groups(names, inputs.scope)]:
         ranks = []
         for values in (inputs.initial, inputs.trained):
             survivors = [np.asarray(values[name])[inputs.kept[name]] for name in group]
-            ranks.append(_ranks(sign * np.abs(np.concatenate(survivors))))
+            # Of equals the earlier is lower. NaN stays NaN, which ranking refuses.
+            ranks.append(rankdata(sign * np.abs(np.concatenate(survivors)), "ordinal", nan_policy="omit"))
         ends = np.cumsum([np.count_nonzero(inputs.kept[name]) for name in group])[:-1]
         for name, part in zip(group, np.split(np.minimum(*ranks), ends), strict=True):
             scores[name][inputs.kept[name]] = part
     return scores
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """Rank numbers from 1, of equals the earlier lower."""
-    ranks = np.empty(values.size)
-    ranks[np.argsort(values, kind="stable")] = np.arange(1, values.size + 1)
-    # NaN is sorted last, as if it were the highest; so it stays NaN, which ranking refuses.
-    return np.where(np.isnan(values), np.nan, ranks)
 
 
 def _network(inputs: CriterionInputs, criterion: str) -> ScoredModel:
