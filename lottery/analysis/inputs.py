@@ -150,8 +150,8 @@ def figure(table: Table, ax: Any = None, replicate: int | None = None, rounds: I
             extent=(left, left + columns, top + tall, top),
         )  # fmt: skip
         # Unclipped, or half of the lines at the edges of the axes would be missing.
-        frame = {"fill": False, "edgecolor": "0.4", "linewidth": style.thick(0.6), "clip_on": False}
-        ax.add_patch(Rectangle((left, top), columns, tall, **frame))
+        edge = {"edgecolor": "0.4", "linewidth": style.thick(0.6)}
+        ax.add_patch(Rectangle((left, top), columns, tall, fill=False, clip_on=False, **edge))
         if images.is_kernel:
             for cut in range(columns // images.channels, columns, columns // images.channels):
                 ax.plot([left + cut] * 2, [top, top + tall], color="0.4", linewidth=style.thick(0.6))

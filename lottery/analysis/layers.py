@@ -95,8 +95,9 @@ def figure(table: Table, ax: Any = None, branch: str = store.TICKET) -> Any:
     part = style.only(table, "branch", branch)
     points, network = _points(part)
     ax = style.new_or(ax)
-    look = {"color": "0.35", "linewidth": style.thick(1), "linestyle": "--", "zorder": 1}
-    ax.plot(network.index, network, label="the network", **look)
+    ax.plot(
+        network.index, network, label="the network", color="0.35", linewidth=style.thick(1), linestyle="--", zorder=1
+    )
     ax.set_yscale("log", nonpositive="clip")
     # Each line is thinner than the one before and beside it, so that equal densities do not hide each other.
     looks = style.by_name(part["weight"])
