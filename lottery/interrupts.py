@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
 ShouldStop = Callable[[], int]  # returns the signal to stop by, or 0
 
@@ -71,15 +72,8 @@ def listening(notify: Callable[[int], None] | None = None, at_once: bool = False
             restore()
             signal.raise_signal(number)
 
-    # Signals that were ignored before, as in the background of a script, stay ignored. None stands for a handler that
-    # was not set from Python, and could not be put back.
-    taken = [number for number in SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
-    before = {number: signal.signal(number, handle) for number in taken}
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
+    # Signals that were ignored before, as in the background of a script, stay ignored.
+    restore = _taken_over(handle, unless=signal.SIG_IGN)
     _RESTORE.append(restore)
     try:
         yield lambda: first
@@ -99,17 +93,27 @@ def held() -> Iterator[None]:
     def remember(number: int, frame: FrameType | None) -> None:
         received.append(number)
 
-    # None stands for a handler that was not set from Python, and could not be put back.
-    known = [number for number in SIGNALS if signal.getsignal(number) is not None]
-    before = {number: signal.signal(number, remember) for number in known}
+    restore = _taken_over(remember)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        restore()
         if received:
             # One is enough: more of them would mean to end at once, before anybody has heard of the first.
             signal.raise_signal(received[0])
+
+
+def _taken_over(handle: Callable[[int, FrameType | None], None], unless: Any = None) -> Callable[[], None]:
+    """Handle SIGINT and SIGTERM, `unless` that is the handler now; return what puts the handlers of now back."""
+    # None stands for a handler that was not set from Python, and could not be put back.
+    taken = [number for number in SIGNALS if signal.getsignal(number) not in (unless, None)]
+    before = {number: signal.signal(number, handle) for number in taken}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    return restore
 
 
 _RESTORE: list[Callable[[], None]] = []  # what puts the handlers before each open `listening` back, outer ones first

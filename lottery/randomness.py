@@ -36,24 +36,19 @@ def put_back() -> Iterator[None]:
 
     Models draw their initial weights from these, so a run sets their seeds. Its caller may draw from them too.
     """
-    restore = _restoring_tensorflow()
-    try:
-        with python_and_numpy_put_back():
-            yield
-    finally:
-        restore()
+    with contextlib.ExitStack() as stack:
+        stack.callback(_restoring_tensorflow())
+        stack.enter_context(python_and_numpy_put_back())
+        yield
 
 
 @contextlib.contextmanager
 def python_and_numpy_put_back() -> Iterator[None]:
     """Put the global generators of Python and NumPy back as they were when this ends."""
-    of_python = random.getstate()
-    of_numpy = np.random.get_state()
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(random.setstate, random.getstate())
+        stack.callback(np.random.set_state, np.random.get_state())
         yield
-    finally:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)
 
 
 def _restoring_tensorflow() -> Callable[[], None]:

@@ -79,13 +79,11 @@ def evaluating(what: str) -> Iterator[None]:
 @contextlib.contextmanager
 def put_back(touched: Iterable[Any]) -> Iterator[None]:
     """Give variables at the end of the context the values that they had at its beginning."""
-    # Copies, since numpy() may return the memory that the next step writes to.
-    before = [(variable, np.array(variable.numpy())) for variable in touched]
-    try:
+    with contextlib.ExitStack() as stack:
+        for variable in touched:
+            # A copy, since numpy() may return the memory that the next step writes to.
+            stack.callback(variable.assign, np.array(variable.numpy()))
         yield
-    finally:
-        for variable, value in before:
-            variable.assign(value)
 
 
 @contextlib.contextmanager
@@ -143,9 +141,7 @@ def reason(error: Exception) -> str:
 @contextlib.contextmanager
 def in_policy(keras: Any, name: str) -> Iterator[None]:
     """Let a library build layers under a dtype policy, unless they name one of their own."""
-    before = keras.mixed_precision.global_policy()
-    keras.mixed_precision.set_global_policy(name)
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(keras.mixed_precision.set_global_policy, keras.mixed_precision.global_policy())
+        keras.mixed_precision.set_global_policy(name)
         yield
-    finally:
-        keras.mixed_precision.set_global_policy(before)

@@ -167,14 +167,12 @@ def softened(model: Any) -> Iterator[Callable[[Any], Any]]:
             found.append(output)
         return tf.nest.pack_sequence_as(outputs, found)
 
-    try:
+    with contextlib.ExitStack() as stack:
         for layer, activation in activations:
+            stack.callback(setattr, layer, "activation", activation)
             # The argument keeps the activation of this turn: a loop's variable is read when the layer is called.
             layer.activation = lambda value, own=activation: own(value / TEMPERATURE)
         yield soften
-    finally:
-        for layer, activation in activations:
-            layer.activation = activation
 
 
 @contextlib.contextmanager
@@ -399,14 +397,11 @@ def _is_looked_up(tensor: Any) -> bool:
 @contextlib.contextmanager
 def _in_float64(keras: Any) -> Iterator[None]:
     """Build layers in double precision, unless they name a precision of their own."""
-    floatx = keras.backend.floatx()
     # A policy that nobody has set follows `floatx` (tf_keras 2.21), so it is read before that changes.
-    with in_policy(keras, "float64"):
+    with in_policy(keras, "float64"), contextlib.ExitStack() as stack:
+        stack.callback(keras.backend.set_floatx, keras.backend.floatx())
         keras.backend.set_floatx("float64")
-        try:
-            yield
-        finally:
-            keras.backend.set_floatx(floatx)
+        yield
 
 
 def _ones(value: Any) -> np.ndarray:
