@@ -305,20 +305,18 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     if path.is_dir() and not (path / "saved_model.pb").is_file():
         raise LotteryError(f"{str(path)!r} is a folder; name another path, or remove it.")
-    # A folder, because libraries look at the name and leave other files beside it.
-    folder = path.with_name(f".{path.name}-{os.getpid()}")
-    new = folder / path.name
     with readable_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-    try:
+        # A folder, because libraries look at the name and leave other files beside it.
+        temporary = tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent, ignore_cleanup_errors=True)
+    with temporary as folder:
+        new = Path(folder, path.name)
         yield new
         with readable_errors(path):
             # Each by itself: to flush a folder writes the names in it, not the content of its files.
             for written in (new, *new.rglob("*")):
                 _flush(written)
-            before = folder / "before"
+            before = Path(folder, "before")
             if path.is_dir():  # a rename replaces files only
                 path.replace(before)
             # What was there must not go with the temporary folder where the second rename fails.
@@ -328,8 +326,6 @@ def replacing(path: Path) -> Iterator[Path]:
                 if before.exists() and not path.exists():
                     before.replace(path)
             _flush(path.parent)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def sizes(path: Path) -> tuple[int, int]:
