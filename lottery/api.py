@@ -232,6 +232,7 @@ def run(
         experiment = experiment.path
     _check_overrides(overrides)
     _check_places(experiment=experiment, overrides=overrides)
+    _check_options(run, options, Options)
     ingredients, execution = _divided(model, data, options, config.names_network(experiment, overrides))
     return Run(running.run(experiment, overrides, ingredients, out, execution))
 
@@ -270,7 +271,7 @@ def sweep(
         LotteryError, Stopped: As for `run`; before any training if an experiment is wrong.
     """
     _check_overrides(overrides)
-    _check_options(options)
+    _check_options(sweep, options, ExecutionOptions)
     points = sweeping.points(source, overrides)
     import_code = import_code or config.names_network(source, overrides)
     return [Run(path) for path in sweeping.sweep(points, out, Execution(**options), import_code=import_code)]
@@ -305,6 +306,7 @@ def branch(
         LotteryError, Stopped: As for `run`; or there is no such run, round, replicate or branch.
     """
     _check_overrides(overrides)
+    _check_options(branch, options, BranchOptions)
     replicate = options.pop("replicate", None)
     branching.branch(run, kind, rounds, overrides, replicate, *_divided(model, data, options))
     return Run(Path(run))
@@ -343,10 +345,10 @@ _BELONG = {
 }
 
 
-def _check_options(options: Mapping[str, Any]) -> None:
+def _check_options(called: Callable[..., Any], options: Mapping[str, Any], known: type) -> None:
     """Raise `LotteryError` for an argument that is no option, and say where it belongs or what it may mean."""
     # The annotations of a TypedDict, unlike those of other classes, include what it inherits.
-    for name in options.keys() - Options.__annotations__.keys():
+    for name in options.keys() - known.__annotations__.keys():
         if name in _BELONG:
             raise LotteryError(f"{name}: {_BELONG[name]}.")
         if name in config.Experiment.model_fields:
@@ -354,14 +356,14 @@ def _check_options(options: Mapping[str, Any]) -> None:
         for section, field in config.Experiment.model_fields.items():
             if name in getattr(field.annotation, "model_fields", {}):
                 raise LotteryError(f'{name} belongs in the experiment: {{"{section}": {{"{name}": ...}}}}.')
-        raise missing("Unknown argument", name, [*inspect.signature(run).parameters, *Options.__annotations__])
+        *arguments, _ = inspect.signature(called).parameters  # the last stands for the options
+        raise missing("Unknown argument", name, [*arguments, *known.__annotations__])
 
 
 def _divided(
     model: Any, data: Any, options: Mapping[str, Any], names_network: bool = False
 ) -> tuple[Ingredients, Execution]:
     """Divide the options of a call by what they are about; a caller whose tables name a network trusts its module."""
-    _check_options(options)
     # A TypedDict has no isinstance, so options are told apart by their names.
     own = options.keys() - ExecutionOptions.__annotations__.keys()
     passed = {key: options[key] for key in own}

@@ -135,7 +135,7 @@ def test_what_fit_takes_is_pointed_to_its_place(options, message, tmp_path):
         lottery.run({"data": {"name": "digits", "validation": 137}}, out=tmp_path, **options)
 
 
-@pytest.mark.parametrize("key", ["num_rounds", "model"])
+@pytest.mark.parametrize("key", ["num_rounds", "model", "criterion", "schedule", "enforcement"])
 def test_a_sweep_takes_values_from_its_tables_alone(key):
     with pytest.raises(LotteryError, match=f"{key} belongs in the experiment"):
         lottery.sweep({"sweep": {"prune.rate": [0.2]}}, **{key: 3})
@@ -144,3 +144,5 @@ def test_a_sweep_takes_values_from_its_tables_alone(key):
 def test_options_that_do_not_exist_are_refused(tmp_path):
     with pytest.raises(LotteryError, match="Unknown argument 'wrokers'. Did you mean 'workers'"):
         lottery.run({}, out=tmp_path, wrokers=2)
+    with pytest.raises(LotteryError, match="Unknown argument 'replicates'. Did you mean 'replicate'"):
+        lottery.branch(tmp_path, "untrained", replicates=1)
