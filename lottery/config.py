@@ -313,19 +313,19 @@ def _voided(section: str, before: Mapping[str, Any], values: Mapping[str, Any]) 
     return gone
 
 
-def _drop_later_controls(merged: dict[str, Any], overrides: Mapping[str, Any]) -> None:
+def _drop_later_controls(tables: dict[str, Any], overrides: Mapping[str, Any]) -> None:
     """Keep the file's control rounds that are left, or the last round, if an override leaves fewer rounds."""
     prune, run = (overrides.get(section) for section in ("prune", "run"))
     chosen = isinstance(run, Mapping) and "control_rounds" in run
-    if chosen or not isinstance(prune, Mapping) or not isinstance(merged.get("run"), Mapping):
+    if chosen or not isinstance(prune, Mapping) or not isinstance(tables.get("run"), Mapping):
         return
-    rounds, last = merged["run"].get("control_rounds"), prune.get("num_rounds", implied_rounds(prune))
+    rounds, last = tables["run"].get("control_rounds"), prune.get("num_rounds", implied_rounds(prune))
     if type(last) is not int or not isinstance(rounds, (list, tuple)) or not rounds:
         return
     # Nothing is validated yet: of what is not a whole number, the error comes later.
     if all(type(number) is int for number in rounds):
         left = [number for number in rounds if number <= last] or [last]
-        merged["run"] = {**merged["run"], "control_rounds": left if last else ALL}
+        tables["run"] = {**tables["run"], "control_rounds": left if last else ALL}
 
 
 def _unprintable(value: Any) -> str | None:

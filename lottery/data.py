@@ -314,10 +314,10 @@ def given(data: Any, settings: Data) -> Splits | Streams:
 def _no_arrays(data: Any, parts: tuple[Any, ...]) -> str:
     """Say what data must be, if its parts are not those of arrays; empty if they are."""
     arrays = "(x_train, y_train, x_test, y_test)"
-    datasets = "(train, validation, test), each a batched tf.data.Dataset"
+    streams = "(train, validation, test), each a batched tf.data.Dataset"
     if isinstance(data, str | os.PathLike):
         return (
-            f"{arrays} or {datasets}, not {str(data)!r}. A data set by name or in a file belongs in the experiment: "
+            f"{arrays} or {streams}, not {str(data)!r}. A data set by name or in a file belongs in the experiment: "
             '{"data": {"name": "npz", "path": "my.npz"}}.'
         )
     everything = [data, *parts] if parts else [data]
@@ -330,10 +330,10 @@ def _no_arrays(data: Any, parts: tuple[Any, ...]) -> str:
         )
     num = f"{len(parts)} parts" if parts else ""
     if any(streamed_data.is_stream(part) for part in everything):
-        return f"{datasets}, not {num or 'one tf.data.Dataset'}."
+        return f"{streams}, not {num or 'one tf.data.Dataset'}."
     if len(parts) in (4, 6):
         return ""
-    return f"{arrays} or {datasets}, not {num or type(data).__name__}."
+    return f"{arrays} or {streams}, not {num or type(data).__name__}."
 
 
 def _part(arrays: Mapping[str, Any], part: str, where: str) -> Split:

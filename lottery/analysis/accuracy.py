@@ -57,34 +57,34 @@ def figure(
         by: ``"density"``; or ``"cost"``, the multiply-adds, or else the steps, of all trainings a network takes.
         labels: What the legend calls a branch in place of its name.
     """
-    measure = metric_of(rows)
-    chains, points = _branches(rows, measure.early_stop, interval)
+    metric = metric_of(rows)
+    looks, points = _branches(rows, metric.early_stop, interval)
     points, label_of_x = _placed(rows, points, by)
-    called = style.renamed(chains, labels)
+    called = style.renamed(looks, labels)
     ax = style.new_or(ax)
     named, shape = _draw_dense(ax, points) if reference else ({}, "bars")
-    bottom, top = style.view(points, full or not reference, measure.is_loss)
+    bottom, top = style.view(points, full or not reference, metric.is_loss)
     # Matplotlib would label accuracies near each other by what they have beyond a common number.
     ax.ticklabel_format(axis="y", useOffset=False)
     ax.set_ylim(bottom, top)
     num_outside = 0
-    for place, (branch, look) in enumerate(chains.items()):
+    for place, (branch, look) in enumerate(looks.items()):
         part = points[points["branch"] == branch]
-        outside = _outside(part, measure, (bottom, top))
-        aside = style.aside(ax, place, len(chains), points["round"].nunique())
+        outside = _outside(part, metric, (bottom, top))
+        aside = style.aside(ax, place, len(looks), points["round"].nunique())
         label = called[branch]
         # A line without points, unclipped, would be a speck in the corner of the figure that layouts make room for.
         if len(outside):
-            worst = outside["mean"].max() if measure.is_loss else outside["mean"].min()
-            label += f"\n({'rises' if measure.is_loss else 'falls'} to {worst:.3g})"
-            _mark_outside(ax, outside, look[0], 0.03 * num_outside, measure.is_loss, aside)
+            worst = outside["mean"].max() if metric.is_loss else outside["mean"].min()
+            label += f"\n({'rises' if metric.is_loss else 'falls'} to {worst:.3g})"
+            _mark_outside(ax, outside, look[0], 0.03 * num_outside, metric.is_loss, aside)
             num_outside += 1
         style.bars(ax, part["x"], part, look, label, first=place == 0, transform=ax.transData + aside)
     if by == "density":
         style.density_axis(ax, points["x"])
     else:
         style.cost_axis(ax, points["x"], label_of_x)
-    ax.set_ylabel(f"{measure.name} at the early-stop step")
+    ax.set_ylabel(f"{metric.name} at the early-stop step")
     if points["mean"].isna().all():
         ax.text(0.5, 0.5, "no accuracy is measured", transform=ax.transAxes, ha="center")
     return layout.finish(ax, points, shape, interval, named)
@@ -116,19 +116,19 @@ def _mark_outside(ax: Any, outside: Table, color: Any, height: float, above: boo
 def _caption(
     rows: Table, interval: str = "range", full: bool = False, reference: bool = True, by: str = "density", **_: Any
 ) -> str:
-    measure = metric_of(rows)
-    _, points = _branches(rows, measure.early_stop, interval)
+    metric = metric_of(rows)
+    _, points = _branches(rows, metric.early_stop, interval)
     _, label_of_x = _placed(rows, points, by)
     has_dense = reference and (points["round"] == 0).any()
     sentences = [
-        f"{measure.name.capitalize()} at the early-stop step against {label_of_x}.",
+        f"{metric.name.capitalize()} at the early-stop step against {label_of_x}.",
         style.replicates(points, _BOTH if has_dense else "bars", interval),
     ]
     known = points[points["mean"].notna()]
-    limits = style.view(points, full or not reference, measure.is_loss)
-    outside = _outside(known, measure, limits)
+    limits = style.view(points, full or not reference, metric.is_loss)
+    outside = _outside(known, metric, limits)
     if len(outside):
-        edge, beyond = ("top", "above") if measure.is_loss else ("bottom", "below")
+        edge, beyond = ("top", "above") if metric.is_loss else ("bottom", "below")
         sentences.append(f"Triangles at the {edge} edge stand for points {beyond} it.")
     inside = known.drop(outside.index)
     if (inside["low"] < limits[0]).any() or (inside["high"] > limits[1]).any():
@@ -152,9 +152,9 @@ def _placed(rows: Table, points: Table, by: str) -> tuple[Table, str]:
     return points.join(means, on=["branch", "round"]), _LABELS[known[0]]
 
 
-def _outside(points: Table, measure: Metric, limits: tuple[float, float]) -> Table:
+def _outside(points: Table, metric: Metric, limits: tuple[float, float]) -> Table:
     """Return the points that are too bad for the axes."""
-    return points[points["mean"] > limits[1]] if measure.is_loss else points[points["mean"] < limits[0]]
+    return points[points["mean"] > limits[1]] if metric.is_loss else points[points["mean"] < limits[0]]
 
 
 def _views(rows: Table) -> list[dict[str, str]]:
@@ -168,10 +168,10 @@ def early_stop(rows: Table, ax: Any = None, interval: str = "range", labels: Map
     A marker is open if the lowest validation loss of a replicate is that of its last step: longer training might have
     found a lower one, so the mean is a lower bound.
     """
-    chains, points = _steps(rows, interval)
+    looks, points = _steps(rows, interval)
     ax = style.new_or(ax)
     named, shape = _draw_dense(ax, points)
-    style.bounds(ax, points, chains, labels)
+    style.bounds(ax, points, looks, labels)
     # Equal limits are none, where all stop at step 0.
     style.from_zero(ax, points["high"].max() or 1)
     ax.set_ylabel("early-stop step (lowest validation loss)")
@@ -206,11 +206,11 @@ def _branches(rows: Table, measure: str, interval: str) -> tuple[dict[str, style
     rows = rows[~transferred(rows)]  # measured on other data
     style.check(rows)
     points = style.spread(rows, ("branch", "round"), measure, interval)
-    chains = style.by_name(rows["branch"])
+    looks = style.by_name(rows["branch"])
     most = len(style.STYLES)
-    if len(chains) > most:
-        raise LotteryError(f"A plot shows at most {most} branches, not {len(chains)}. Select some rows.")
-    return chains, points
+    if len(looks) > most:
+        raise LotteryError(f"A plot shows at most {most} branches, not {len(looks)}. Select some rows.")
+    return looks, points
 
 
 ACCURACY = Analysis(

@@ -137,9 +137,9 @@ def instability(barriers: Table, ax: Any = None, over: str = "density", batch_no
     for index, (color, marker, _) in zip(drawn, style.in_order(len(drawn)), strict=True):
         own = spread[spread[line] == index]
         for name in _sorted(own, "split"):
-            of = own[own["split"] == name]
+            part = own[own["split"] == name]
             look = (color, marker, _DASHES[name])
-            style.bars(ax, of[over], of, look, f"{line} {index}, {name}", first=name == "test")
+            style.bars(ax, part[over], part, look, f"{line} {index}, {name}", first=name == "test")
     style.reference(ax, STABLE, f"stable under {100 * STABLE:g} %", ":")
     if over == "density":
         style.density_axis(ax, spread["density"])

@@ -45,10 +45,10 @@ def traced(model: Any) -> None:
     """Refuse a layer with a ``tf.function``, which would keep the tensors of its first trace."""
     for layer in weights.all_layers(model):
         for cls in type(layer).__mro__:
-            traced = [name for name, value in vars(cls).items() if hasattr(value, "get_concrete_function")]
-            if traced:
+            found = [name for name, value in vars(cls).items() if hasattr(value, "get_concrete_function")]
+            if found:
                 raise LotteryError(
-                    f"The layer {layer.name!r} has a tf.function, {traced[0]!r}, which keeps what it has traced, and "
+                    f"The layer {layer.name!r} has a tf.function, {found[0]!r}, which keeps what it has traced, and "
                     'reparameterization has another tensor in each trace; use another mode, such as "constraint".'
                 )
 

@@ -35,14 +35,14 @@ def learning_rate(model: Any) -> float | dict[str, Any]:
     The classes are numbered from the second of a kind, as names of weights are.
     """
     if not delegates(model.optimizer):
-        return _rate(model.optimizer)
+        return _first_rate(model.optimizer)
     model.optimizer.build(model.trainable_variables)  # a function may choose the optimizers
     optimizers = plain(model.optimizer)
     names = formatting.numbered(type(optimizer).__name__ for optimizer in optimizers)
-    return {"name": "MultiOptimizer", **dict(zip(names, map(_rate, optimizers), strict=True))}
+    return {"name": "MultiOptimizer", **dict(zip(names, map(_first_rate, optimizers), strict=True))}
 
 
-def _rate(optimizer: Any) -> float:
+def _first_rate(optimizer: Any) -> float:
     rate = optimizer.learning_rate
     return float(np.asarray(rate(0) if callable(rate) else rate))
 
@@ -114,9 +114,9 @@ def slots(optimizer: Any, variable: Any) -> Iterator[Any]:
         for value in list(vars(inner).values()):
             # Keras keeps slots in lists by position, one for each variable that it was built with.
             if isinstance(value, list) and value is not variables and place < len(value):
-                slot = value[place]
-                if hasattr(slot, "assign") and slot is not variable and tuple(slot.shape) == tuple(variable.shape):
-                    yield slot
+                found = value[place]
+                if hasattr(found, "assign") and found is not variable and tuple(found.shape) == tuple(variable.shape):
+                    yield found
 
 
 def clear_slots(optimizer: Any, variables: Mapping[str, Any], stays: Mapping[str, np.ndarray]) -> None:
