@@ -18,7 +18,8 @@ def figure(rows: Table, ax: Any = None, interval: str = "range", labels: Mapping
     with its last step, so the mean is a lower bound.
     """
     points = _points(rows, interval)
-    looks = style.by_name(rows["branch"])
+    # Without transfers, as in the figures of accuracy and of the early stop, so that a branch looks alike in all.
+    looks = style.by_name(rows[~transferred(rows)]["branch"])
     drawn = {branch: look for branch, look in looks.items() if (points["branch"] == branch).any()}
     ax = style.new_or(ax)
     style.reference(ax, 1)

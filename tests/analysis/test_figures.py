@@ -712,6 +712,16 @@ def test_a_branch_that_trains_on_has_no_speed(rng, branch):
     assert first == second
 
 
+def test_a_branch_looks_alike_in_all_figures_beside_a_transfer(rng):
+    rows = rows_table(rng)
+    transfer = rows[rows["branch"] == "ticket"].assign(branch="transfer-digits")
+    colors = set()
+    for figure in (plots.accuracy, plots.early_stop, plots.speed):
+        handles, labels = figure(pd.concat([transfer, rows]), axes()).get_legend_handles_labels()
+        colors.add(dict(zip(labels, handles, strict=True))["random_reinit"].lines[0].get_color())
+    assert len(colors) == 1
+
+
 @pytest.mark.parametrize(("num", "fewest", "most"), [(20, 20, 20), (100, 5, 20)])
 def test_classes_have_as_many_ticks_as_have_room(rng, num, fewest, most):
     table = pd.concat([classes_table(rng).query("`class` == 0").assign(**{"class": label}) for label in range(num)])
