@@ -27,6 +27,11 @@ def tables(runs: list[Path]) -> dict[str, Table]:
     Raises `LotteryError` if a run has no round, or replicates are not pairs: by another seed, or of other data.
     """
     labels = labelled(runs)
+    # First of all: a run that was killed as it began does not say what its data are.
+    found = {label: results.table(run) for label, run in labels.items()}
+    for label, rows in found.items():
+        if rows.empty:
+            raise LotteryError(f"No round of {label} is complete yet.")
     check_metrics(labels.values())
     first, *others = labels.values()
     for run in others:
@@ -36,10 +41,6 @@ def tables(runs: list[Path]) -> dict[str, Table]:
                     f"{str(run)!r} has another {what} than {str(first)!r}, so their replicates cannot be compared in "
                     "pairs. Use --aggregate for runs of several data sets."
                 )
-    found = {label: results.table(run) for label, run in labels.items()}
-    for label, rows in found.items():
-        if rows.empty:
-            raise LotteryError(f"No round of {label} is complete yet.")
     return found
 
 

@@ -141,6 +141,9 @@ def test_a_run_without_a_round_is_named_wherever_it_stands(small_run, tmp_path):
     for runs in ([small_run.path, other], [other, small_run.path]):
         with pytest.raises(LotteryError, match="No round of other is complete yet"):
             comparison.tables(runs)
+    (other / "environment.json").unlink()  # as of a run that was killed before it was written
+    with pytest.raises(LotteryError, match="No round of other is complete yet"):
+        comparison.tables([small_run.path, other])
 
 
 def test_runs_of_different_metrics_are_refused(small_run, tmp_path):
