@@ -54,12 +54,11 @@ def _points(rows: Table, interval: str) -> Table:
     has_speed = ~transferred(rows) & ~rows["branch"].isin(trains_on)
     trained = rows[(rows["round"] > 0) & rows["final_train_loss"].notna() & has_speed]
     # A dense network that is best before it is trained takes no steps, of which there is no share.
-    steps = trained["replicate"].map(dense[dense > 0])
-    trained = trained[steps.notna()]
+    trained = trained.assign(steps=trained["replicate"].map(dense[dense > 0])).dropna(subset="steps")
     if trained.empty:
         raise NothingToDraw("There is nothing to plot: no pruned round can be compared with the steps of dense.")
     reached = trained["dense_loss_step"]
-    shares = reached.fillna(trained["last_step"]) / steps[steps.notna()]
+    shares = reached.fillna(trained["last_step"]) / trained["steps"]
     return style.spread(trained.assign(share=shares, bound=reached.isna()), ("branch", "round"), "share", interval)
 
 
