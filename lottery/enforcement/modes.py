@@ -10,6 +10,7 @@ from typing import Any
 from lottery.enforcement import patching, refusals, tfmot
 from lottery.enforcement.entries import Held, HeldAt, held, masked, refuse_adapted
 from lottery.errors import LotteryError
+from lottery.models import optimizers
 from lottery.models.kerases import keras_of, tf
 
 # A context manager function, as `constraint`: of a model, masks and held values. It yields callbacks for ``fit``.
@@ -222,13 +223,17 @@ def _holding(model: Any, masks: Mapping[str, Any], held_at: HeldAt, mode: str) -
 
 @contextlib.contextmanager
 def _holding_averages(model: Any, entries: list[Held]) -> Iterator[None]:
-    """Hold entries where `fit` ends by putting moving averages in their place, also once the model is compiled anew."""
+    """Hold entries of moving averages, and where `fit` ends by putting them in place, also once it is compiled anew."""
     hold = partial(patching.hold, entries)
     with contextlib.ExitStack() as stack:
 
         def hold_in_optimizer() -> None:
             optimizer = getattr(model, "optimizer", None)
             stack.enter_context(patching.following(optimizer, "finalize_variable_values", hold))
+            # Keras' SwapEMAWeights puts averages in the place of weights, to evaluate and to save them.
+            for inner in optimizers.plain(optimizer):
+                if getattr(inner, "use_ema", False):
+                    stack.enter_context(patching.holding_averages(inner, entries))
 
         hold_in_optimizer()
         stack.enter_context(patching.following(model, "compile", hold_in_optimizer))

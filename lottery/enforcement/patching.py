@@ -65,6 +65,19 @@ def following(owner: Any, name: str, follow: Callable[[], None]) -> AbstractCont
     return replaced(owner, name, make) if hasattr(owner, name) else contextlib.nullcontext()
 
 
+def holding_averages(optimizer: Any, entries: Sequence[Held]) -> AbstractContextManager[None]:
+    """Set masked entries of an optimizer's moving averages to their held values after each update."""
+
+    def hold_averages() -> None:
+        for entry in entries:
+            average = optimizers.average(optimizer, entry.variable)
+            if average is not None:
+                average.assign(entry.projected(average))
+
+    # tf_keras 2.21 has no such method, and nothing that shows averages before the end of training.
+    return following(optimizer, "apply", hold_averages)
+
+
 @contextlib.contextmanager
 def undone(undo: Callable[[], Any]) -> Iterator[None]:
     """Call a function that computes with TensorFlow at the end, but not if the context is abandoned and collected."""

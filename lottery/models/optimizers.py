@@ -56,6 +56,11 @@ def averages(model: Any) -> Iterator[tuple[Any, Any]]:
                 yield variable, average
 
 
+def average(optimizer: Any, variable: Any) -> Any:
+    """Return the moving average of a variable in an optimizer that updates weights; None if it has none."""
+    return slot(optimizer, _AVERAGES, variable)
+
+
 def all_averages(optimizer: Any) -> list[Any]:
     """List the slots of an optimizer that begin at the values of weights."""
     names = [(inner, name) for inner in plain(optimizer) for name in _of_averages(inner)]
