@@ -183,7 +183,8 @@ def _over_controls(judgement: Judgement, ticket: Mapping[str, Any]) -> list[str]
     better = {name: line for name, line in lines.items() if line["ticket"] == verdicts.BETTER}
     said = []
     if better:
-        unit = judgement.metric.unit
+        # Of a loss the share may be over 100 %, which is no share of the control's loss.
+        unit = " of the dense loss" if judgement.metric.is_loss else judgement.metric.unit
         over = "below" if judgement.metric.is_loss else "over"
         texts = []
         for name, line in better.items():

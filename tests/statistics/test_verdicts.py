@@ -433,6 +433,8 @@ def test_a_lower_loss_is_better_in_words():
         "Winning tickets down to 64 % of the weights: there a test loss 1.00 % below the loss of dense (at most −1.00 %)."
     )
     assert len(others) == 1
+    beside = as_losses(made_up({"ticket": TICKET, "random_mask": [[None, None, -8.0]] * 3}))
+    assert headline(beside, rule).text.endswith(", and 892 % of the dense loss below random_mask.")
     controls = tables.controls(Judgement(losses, rule))
     assert "in per cent of the dense loss" in controls.key["ticket − branch"]
     assert controls.rows[0][controls.heads.index("ticket is")] == "better"
