@@ -135,6 +135,13 @@ def test_tests_and_files_that_are_named_exist(page):
         assert not anchor or anchor in headings(target.read_text()), (path, anchor)
 
 
+def test_functions_that_pages_name_are_there_after_import_lottery():
+    """A module that nothing has imported is no attribute of its room."""
+    found = {name for text in PAGES.values() for name in re.findall(r"`lottery\.([\w.]+)\(", text)}
+    code = f"import lottery, operator\nfor name in {sorted(found)}: operator.attrgetter(name)(lottery)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @every_page
 def test_nothing_was_left_to_be_written(page):
     assert not re.search(r"^(?:[A-Z_]{4,}|.*\b(?:TODO|TBD|FIXME|XXX)\b.*)$", PAGES[page], re.M)
