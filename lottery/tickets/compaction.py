@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -31,8 +31,10 @@ class Compacted:
     num_parameters: tuple[int, int]  # as Keras counts them, moving statistics included
     multiply_adds: tuple[int, int]  # of Dense and convolutional kernels for one example
     input_shape: tuple[int, ...]  # of one example as the compacted model takes it
-    unread: np.ndarray  # of the shape of one example of the original, True where no remaining weight reads the entry
-    inputs: np.ndarray  # flat positions, in an example of the original, of the entries that the compacted model takes
+    # Of the shape of one example of the original, True where no remaining weight reads the entry.
+    unread: np.ndarray = field(repr=False)
+    # Flat positions, in an example of the original, of the entries that the compacted model takes.
+    inputs: np.ndarray = field(repr=False)
 
     def select(self, x: Any) -> Any:
         """Convert examples for the original model into those for the compacted one: themselves, or a flat choice."""

@@ -191,6 +191,7 @@ def test_a_constant_goes_into_the_next_bias_and_an_unread_unit_goes(keras):
     constant = np.tanh(np.float64(np.float32(0.7)))
     np.testing.assert_array_equal(values["head/bias"], np.array([10 + 3 * constant, 20 + 4 * constant], "float32"))
     np.testing.assert_array_equal(compacted.unread, [False, True, False])
+    assert "array" not in repr(compacted)
     assert compacted.multiply_adds == (20, 10)
     assert difference(model, compacted) < TOLERANCE
     # The model is as it was, and what was made is another of the same library.
