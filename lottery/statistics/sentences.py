@@ -265,7 +265,9 @@ def _in_words(line: Mapping[str, Any], rule: Rule) -> str:
         f"{percent(line['density'])} of the weights, {'with ' if metric.is_loss else ''}{_beside_dense(mean, metric)}"
     )
     if has_ends:
-        return f"{text} ({100 * rule.confidence:.4g} % interval {ends[0]} to {ends[1]}, {counted(num, 'replicate')})"
+        unit = metric.unit if _is_zero(mean) else ""  # otherwise the mean has it
+        ends_text = f"{ends[0]} to {ends[1]}{unit}"
+        return f"{text} ({100 * rule.confidence:.4g} % interval {ends_text}, {counted(num, 'replicate')})"
     return f"{text} (in each of {counted(num, 'replicate')})" if num > 1 else text
 
 

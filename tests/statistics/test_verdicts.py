@@ -302,6 +302,12 @@ TIMES_THREE = [[None, 0.70, 0.70], [None, 0.71, 0.71], [None, 0.72, 0.72]]
             "open",
         ),
         (
+            {"ticket": [[0.9, 0.91], [0.9, 0.89]]},
+            "No winning ticket is shown: 2 replicates are too few to decide. The sparsest ticket whose mean keeps up with "
+            "dense has 9.1 % of the weights, as accurate as dense (95 % interval −12.7 to +12.7 points, 2 replicates).",
+            "open",
+        ),
+        (
             {"ticket": [[0.9, 0.91], [0.9, 0.91]]},
             "No winning ticket is shown: 2 replicates are too few to decide. The sparsest ticket whose mean keeps "
             "up with dense has 9.1 % of the weights, +1.0 points over dense (in each of 2 replicates).",
