@@ -91,7 +91,7 @@ class Course:
             self.change()
 
     def advance(self) -> None:
-        """Take steps up to the next evaluation, watched step or change of masks, but for about `CALL_SECONDS`."""
+        """Take steps for about `CALL_SECONDS`, up to an evaluation, watched step, change of masks or checkpoint."""
         state, trainer = self.state, self.trainer
         # A training row is the mean over all steps since the last evaluation, in however many calls they are taken.
         every = trainer.settings.eval_every
@@ -99,6 +99,8 @@ class Course:
         before = state.step - max(self.first, evaluated)
         stops = [step for step in (*self.watch, *self.span.changes) if step > state.step]
         until = min([state.due, *stops])
+        if self.checkpointer:
+            until = int(min(until, self.checkpointer.due))
         most = int(CALL_SECONDS / trainer.seconds_per_step) if trainer.seconds_per_step else 1
         num_steps = min(self.engine.longest, until - state.step, max(1, most))
         called = time.perf_counter()
