@@ -95,16 +95,19 @@ def undisturbed(model: Any) -> Iterator[None]:
     random = [layer._random_generator for layer in model._flatten_layers() if hasattr(layer, "_random_generator")]
     seeds = [(generator, generator._seed) for generator in random if hasattr(generator, "_seed")]
     states = [generator._generator.state for generator in random if getattr(generator, "_generator", None)]
-    try:
-        with put_back([*model.variables, *of_metrics, *states]):
-            yield
-    finally:
-        for generator, seed in seeds:
-            generator._seed = seed
-        # A metric that was built meanwhile had no values to put back.
+
+    def reset_new_metrics() -> None:
+        # A metric that is built meanwhile has no values to put back.
         for metric in model.metrics:
             if any(id(variable) not in known for variable in metric.variables):
                 metric.reset_state()
+
+    with contextlib.ExitStack() as stack:
+        for generator, seed in seeds:
+            stack.callback(setattr, generator, "_seed", seed)
+        stack.enter_context(put_back([*model.variables, *of_metrics, *states]))
+        stack.callback(reset_new_metrics)
+        yield
 
 
 def traced(function: Any, *inputs: Any) -> Any:
