@@ -36,12 +36,12 @@ def test_data_that_change_while_a_run_is_trained_are_refused(world, monkeypatch)
     run, number = world.copy(world.partial), []
     honest = worker.Worker.__init__
 
-    def unprepared(self, recipes, report, should_stop, prepared):
+    def unprepared(self, recipes, on_event, should_stop, every, prepared):
         number.append(world.data.read_bytes())
         arrays = dict(faults.np.load(world.data))
         arrays["x_train"][0] += 1
         faults.np.savez(world.data, **arrays)
-        honest(self, recipes, report, should_stop, {})
+        honest(self, recipes, on_event, should_stop, every, {})
 
     with monkeypatch.context() as patched:
         patched.setattr(worker.Worker, "__init__", unprepared)
