@@ -11,6 +11,7 @@ from lottery.errors import LotteryError
 from lottery.masks import Masks
 from lottery.pipeline import building, mask_training, network_training
 from lottery.pipeline.network_training import Training
+from lottery.pipeline.prepared import Prepared
 from lottery.pruning import branches, plan, rewinding, supermasks
 from lottery.pruning.branches import BranchFunction, BranchStart, StoredTicket
 from lottery.runs import store
@@ -76,6 +77,16 @@ def matches_stored(training: Training, network: NetworkId, branch: BranchFunctio
     return same_masks and stored.began_with(chosen.start, chosen.held_in(ticket))
 
 
+def drawn_anew(prepared: Prepared, replicate: int, number: int) -> dict[str, np.ndarray]:
+    """Draw every variable at step 0 anew, for the branches of a round, and rewind to it; nothing is masked."""
+    experiment = prepared.experiment
+    # Not of the branch: all branches of a round start from the same new values.
+    words = (experiment.run.seed, replicate, randomness.BRANCH, number, randomness.INITIALISATION)
+    drawn = weights.read_state(building.build_model(prepared.build, randomness.seed_for(*words)))
+    rng = rewinding.rng_for(experiment.run.seed, replicate, number)
+    return rewinding.REWINDS[experiment.rewind.mode].set_back(drawn, drawn, prepared.plan.dense, rng)
+
+
 def _stored_ticket(training: Training, network: NetworkId) -> StoredTicket:
     experiment, (replicate, number, branch) = training.experiment, network
     stored = StoredRound(training.path, replicate, number)
@@ -84,7 +95,7 @@ def _stored_ticket(training: Training, network: NetworkId) -> StoredTicket:
 
     # Functions, not values: few branches draw weights anew, compute gradients or learn masks, which takes long.
     def fresh() -> dict[str, np.ndarray]:
-        drawn = building.drawn_anew(training.prepared, replicate, number)
+        drawn = drawn_anew(training.prepared, replicate, number)
         building.check_drawn_anew(drawn, {name: initial[name] for name in training.prepared.plan.dense}, branch)
         return drawn
 

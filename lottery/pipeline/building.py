@@ -15,7 +15,7 @@ from lottery.masks import Weights
 from lottery.models import networks, precision
 from lottery.models.kerases import keras_of
 from lottery.pipeline.prepared import Ingredients, Prepared
-from lottery.pruning import criteria, gradients, rewinding
+from lottery.pruning import criteria, gradients
 from lottery.settings import GIVEN
 from lottery.training import compiling
 from lottery.training.examples import example_batch, scaler
@@ -135,16 +135,6 @@ def initial_state(prepared: Prepared, replicate: int) -> dict[str, np.ndarray]:
             raise LotteryError("model: the function must build the same weights each time.")
         prepared.initial[replicate] = weights.read_state(model)
     return prepared.initial[replicate]
-
-
-def drawn_anew(prepared: Prepared, replicate: int, number: int) -> dict[str, np.ndarray]:
-    """Draw every variable at step 0 anew, for the branches of a round, and rewind to it; nothing is masked."""
-    experiment = prepared.experiment
-    # Not of the branch: all branches of a round start from the same new values.
-    words = (experiment.run.seed, replicate, randomness.BRANCH, number, randomness.INITIALISATION)
-    drawn = weights.read_state(build_model(prepared.build, randomness.seed_for(*words)))
-    rng = rewinding.rng_for(experiment.run.seed, replicate, number)
-    return rewinding.REWINDS[experiment.rewind.mode].set_back(drawn, drawn, prepared.plan.dense, rng)
 
 
 def check_drawn_anew(drawn: Weights, before: Weights, branch: str) -> None:

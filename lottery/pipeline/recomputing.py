@@ -13,7 +13,7 @@ import numpy as np
 
 from lottery import randomness, weights
 from lottery.errors import LotteryError
-from lottery.pipeline import agreement, building, environment, preparing, ties
+from lottery.pipeline import agreement, branch_training, building, environment, preparing, ties
 from lottery.pipeline.prepared import Ingredients, Prepared, with_other_data, without_functions
 from lottery.pruning import branches
 from lottery.runs import siblings, store
@@ -198,7 +198,7 @@ class _Recomputing:
         """Draw the variables of a branch anew, if this machine draws the initial weights of the run."""
         if not self._draws_the_same(stored.replicate):
             return None
-        return building.drawn_anew(self.prepared, stored.replicate, stored.round)
+        return branch_training.drawn_anew(self.prepared, stored.replicate, stored.round)
 
     def _draws_the_same(self, replicate: int) -> bool:
         if replicate not in self._same_initial:
