@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lottery import weights
-from lottery.enforcement.entries import Held
 from lottery.errors import LotteryError
 from lottery.models import optimizers
 from lottery.models.kerases import tf
+
+if TYPE_CHECKING:
+    from lottery.enforcement.entries import Held
 
 Method = Callable[..., Any]
 
@@ -45,7 +47,7 @@ def replaced(owner: Any, name: str, make: Callable[[Method], Method]) -> Iterato
             del _REPLACED[key]
 
 
-def hold(entries: Sequence[Held]) -> None:
+def hold(entries: Sequence["Held"]) -> None:
     """Set every masked entry to its held value."""
     for entry in entries:
         entry.hold()
@@ -65,7 +67,7 @@ def following(owner: Any, name: str, follow: Callable[[], None]) -> AbstractCont
     return replaced(owner, name, make) if hasattr(owner, name) else contextlib.nullcontext()
 
 
-def holding_averages(optimizer: Any, entries: Sequence[Held]) -> AbstractContextManager[None]:
+def holding_averages(optimizer: Any, entries: Sequence["Held"]) -> AbstractContextManager[None]:
     """Set masked entries of an optimizer's moving averages to their held values after each update."""
 
     def hold_averages() -> None:
@@ -92,17 +94,17 @@ def undone(undo: Callable[[], Any]) -> Iterator[None]:
             raise
 
 
-def constrained(entries: Sequence[Held]) -> AbstractContextManager[None]:
+def constrained(entries: Sequence["Held"]) -> AbstractContextManager[None]:
     """Hold entries by constraints, each around the constraint that its variable has already."""
     return _constraints([(entry, obeying(entry)) for entry in entries])
 
 
-def unconstrained(entries: Sequence[Held]) -> AbstractContextManager[None]:
+def unconstrained(entries: Sequence["Held"]) -> AbstractContextManager[None]:
     """Take the constraints off variables that have some, for a while."""
     return _constraints([(entry, None) for entry in entries if entry.variable.constraint is not None])
 
 
-def obeying(entry: Held) -> Callable[[Any], Any]:
+def obeying(entry: "Held") -> Callable[[Any], Any]:
     """Make a function from a weight to values that obey both its mask and the constraint that its variable has now."""
     before = entry.variable.constraint
     if before is None:
@@ -113,7 +115,7 @@ def obeying(entry: Held) -> Callable[[Any], Any]:
 
 
 @contextlib.contextmanager
-def _constraints(new: Sequence[tuple[Held, Callable[[Any], Any] | None]]) -> Iterator[None]:
+def _constraints(new: Sequence[tuple["Held", Callable[[Any], Any] | None]]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for entry, value in new:
             stack.callback(_set_constraint, entry.variable, entry.variable.constraint)
@@ -148,7 +150,7 @@ def applying(
 
 
 @contextlib.contextmanager
-def frozen(model: Any, entries: Sequence[Held]) -> Iterator[None]:
+def frozen(model: Any, entries: Sequence["Held"]) -> Iterator[None]:
     """Do not differentiate whole weights; they stay among the model's trainable variables."""
     if not entries:
         yield
@@ -182,7 +184,7 @@ def frozen(model: Any, entries: Sequence[Held]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def computing_with(entries: Sequence[Held]) -> Iterator[None]:
+def computing_with(entries: Sequence["Held"]) -> Iterator[None]:
     """Let everything that reads a variable see held values, with a gradient for kept entries only; also a decorator."""
     # A decorator: each call must enter `seen_as` anew, for a tensor of one graph is of no use in another.
     how = 'in the mode "reparameterization" it is then a tensor; use another mode, such as "constraint"'
@@ -209,7 +211,7 @@ def seen_as(changes: Sequence[tuple[str, Any, Method]], how: str) -> Iterator[No
         yield
 
 
-def _differentiable(entry: Held, value: Any) -> Any:
+def _differentiable(entry: "Held", value: Any) -> Any:
     """Return held values of a variable, whose gradient has the form of the variable's own, masked."""
     # TensorFlow's own gradient of a choice is dense, while the gradient of an Embedding has the rows that it looked up,
     # and optimizers with momentum leave the other rows alone. A function with its own gradient reads no variables.
@@ -230,7 +232,7 @@ def _refused(name: str, how: str, assign: Method) -> Method:
     return refuse
 
 
-def clear_slots(optimizer: Any, entries: Sequence[Held]) -> None:
+def clear_slots(optimizer: Any, entries: Sequence["Held"]) -> None:
     """Put an optimizer's slots of masked entries back to where they begin, moving averages to the held values."""
     averages = {id(average) for average in optimizers.all_averages(optimizer)}
     begins = optimizers.accumulators(optimizer)

@@ -2,13 +2,16 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from lottery.errors import LotteryError
 from lottery.pruning import mask_actions, rewinding
 from lottery.pruning.branches import BRANCHES, Branch, find
 from lottery.pruning.criteria import facts
 from lottery.pruning.rewinding import Start
-from lottery.pruning.settings import Prune, Rewind
+
+if TYPE_CHECKING:
+    from lottery.pruning.settings import Prune, Rewind
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ def comparison(label: str, mode: str = "weights", step: int = 0, held_at: str = 
     return known and beside(known, rewinding.start_of(mode, step), step, held_at)
 
 
-def check_fair(name: str, prune: Prune, rewind: Rewind, subject: str = "") -> None:
+def check_fair(name: str, prune: "Prune", rewind: "Rewind", subject: str = "") -> None:
     """Raise `LotteryError` if a branch has no fair comparison with a run's tickets; `subject`, or its name, begins."""
     branch = BRANCHES[name]
     start = rewinding.start_of(rewind.mode, rewind.step)
