@@ -104,7 +104,7 @@ def held() -> Iterator[None]:
 
 
 def _taken_over(handle: Callable[[int, FrameType | None], None], unless: Any = None) -> Callable[[], None]:
-    """Handle SIGINT and SIGTERM, `unless` that is the handler now; return what puts the handlers of now back."""
+    """Take SIGINT and SIGTERM over from any handler but `unless`; return a function that puts the handlers back."""
     # None stands for a handler that was not set from Python, and could not be put back.
     taken = [number for number in SIGNALS if signal.getsignal(number) not in (unless, None)]
     before = {number: signal.signal(number, handle) for number in taken}

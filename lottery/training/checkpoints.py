@@ -82,9 +82,9 @@ class Checkpointer:
         return state
 
     @property
-    def due(self) -> float:
-        """The step after which a checkpoint is due at the latest; infinity if only time counts."""
-        return self._step + self.every.steps if self.every.steps > 0 else float("inf")
+    def due(self) -> int | None:
+        """The step after which a checkpoint is due at the latest; None if time alone counts."""
+        return self._step + self.every.steps if self.every.steps > 0 else None
 
     def keep(self, state: TrainingState, before_reading: Callable[[], None] = lambda: None) -> None:
         """Write a checkpoint if it is due, or if a stop was requested; then raise `Stopped`.
@@ -96,8 +96,8 @@ class Checkpointer:
         # Before the next chance, a call of the steps as long as the last may pass, and the writing itself takes time.
         next_chance = now + (now - self._before) + self._seconds_to_write
         self._before = now
-        is_late = 0 < every.seconds <= next_chance - self._taken or state.step >= self.due
-        if is_late or stop_signal:
+        is_late = 0 < every.seconds <= next_chance - self._taken
+        if is_late or state.step == self.due or stop_signal:
             before_reading()
             self._write(state)
             self._step, self._taken, self._before = state.step, now, time.monotonic()

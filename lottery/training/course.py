@@ -99,8 +99,8 @@ class Course:
         before = state.step - max(self.first, evaluated)
         stops = [step for step in (*self.watch, *self.span.changes) if step > state.step]
         until = min([state.due, *stops])
-        if self.checkpointer:
-            until = int(min(until, self.checkpointer.due))
+        if self.checkpointer and self.checkpointer.due is not None:
+            until = min(until, self.checkpointer.due)
         most = int(CALL_SECONDS / trainer.seconds_per_step) if trainer.seconds_per_step else 1
         num_steps = min(self.engine.longest, until - state.step, max(1, most))
         called = time.perf_counter()
