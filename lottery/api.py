@@ -237,7 +237,7 @@ def run(
     return Run(running.run(experiment, overrides, ingredients, out, execution))
 
 
-def load(path: str | Path) -> Run:
+def load(path: store.Folder) -> Run:
     """Open the run that is stored in a folder.
 
     Raises:
@@ -278,7 +278,7 @@ def sweep(
 
 
 def branch(
-    run: str | Path,
+    run: store.Folder,
     kind: str | BranchFunction,
     rounds: Sequence[int] = (),
     overrides: Mapping[str, Any] | None = None,

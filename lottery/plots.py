@@ -35,7 +35,7 @@ def __dir__() -> list[str]:
     return sorted([*globals(), *kinds()])
 
 
-def read(run: Path, kind: str, **options: Any) -> Table:
+def read(run: store.Folder, kind: str, **options: Any) -> Table:
     """Read the table of a kind of figure, which `drawn`, `save` and `svg` draw, from a run's folder.
 
     Options are ``rounds``, by default at most six, evenly apart; or for an overlap ``round``, by default the last round
@@ -137,7 +137,7 @@ def options_of(kind: str) -> tuple[str, ...]:
     return tuple(options)
 
 
-def last_common_round(run: Path) -> int:
+def last_common_round(run: store.Folder) -> int:
     """Return the last round that all replicates with a complete round have; raise `LotteryError` if there is none."""
     return min(_last_rounds(run))
 
@@ -163,7 +163,7 @@ def _figure(kind: str) -> Callable[..., Any]:
     return figure
 
 
-def _last_rounds(run: Path) -> list[int]:
+def _last_rounds(run: store.Folder) -> list[int]:
     """List the last complete round of each replicate that has any."""
     complete = [store.complete_rounds(run, number) for number in store.replicates(run, store.read_experiment(run))]
     lasts = [rounds[-1] for rounds in complete if rounds]

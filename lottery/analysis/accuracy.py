@@ -1,20 +1,20 @@
 """Test accuracy, or loss, and early-stop step of every network against density."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from lottery.analysis import costs
 from lottery.errors import LotteryError, unknown
 from lottery.figures import layout, style
 from lottery.figures.record import Analysis
+from lottery.runs import store
 from lottery.runs.stored import stored_rounds
 from lottery.statistics import results
 from lottery.statistics.metric import Metric, has_alternative, metric_of, transferred
 from lottery.text_tables import Table
 
 
-def table(run: Path) -> Table:
+def table(run: store.Folder) -> Table:
     """Return the table of `lottery.statistics.results.table`, with the costs of `costs.spent` as columns."""
     networks = list(stored_rounds(run))
     rows = results.rows_of(run, networks)

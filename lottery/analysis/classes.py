@@ -1,7 +1,6 @@
 """What a ticket forgets: test accuracy by class, from the stored predictions."""
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from lottery.text_tables import Table, frame
 COLUMNS = ("replicate", "branch", "round", "density", "class", "num", "accuracy", "vs_dense")
 
 
-def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
+def table(run: store.Folder, rounds: Iterable[int] | None = None) -> Table:
     """Measure the test accuracy of each class at the early-stop step.
 
     Hooker et al. 2019, https://arxiv.org/abs/1911.05248, found that pruning costs some classes more than others, also

@@ -23,7 +23,7 @@ BARRIERS = (*PLACE, "split", "ends", "highest", "alpha_highest", "barrier", "sta
 NO_PATH = "no path between two networks is stored yet; `lottery analyze connectivity` measures them"
 
 
-def points(run: Path) -> Table:
+def points(run: store.Folder) -> Table:
     """Read the networks between two siblings, for every path that is stored of a run.
 
     Returns:
@@ -34,7 +34,7 @@ def points(run: Path) -> Table:
         incomplete, or were trained again since, are left out; `lottery.runs.verification.verify` names them.
     """
     found = []
-    for pair, recomputed in siblings.stored_paths(run, store.read_experiment(run)):
+    for pair, recomputed in siblings.stored_paths(Path(run), store.read_experiment(run)):
         record, rows = siblings.read_path(pair.path_file(recomputed))
         if not pair.misfit(record["networks"]):
             density = pair.pruned.record["density"]
@@ -270,7 +270,7 @@ def _by_round(pruned: list[dict[str, Any]], step: int) -> str:
     return f"rewound to step {step}, networks are stable down to density {percent(best['density'])}: {shown}{but}"
 
 
-def _stored_barriers(run: Path) -> Table:
+def _stored_barriers(run: store.Folder) -> Table:
     return barriers(points(run))
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def table(run: Path) -> Table:
+def table(run: store.Folder) -> Table:
     """Compute the cost of each network of a run.
 
     Blalock et al. 2020, https://arxiv.org/abs/2003.03033, ask for compression and for the theoretical speed-up from
@@ -77,7 +76,7 @@ def _ratio(whole: float, part: float, beside: float = 0) -> float:
     return (whole + beside) / (part + beside) if part + beside else math.inf
 
 
-def spent(run: Path, networks: Sequence[StoredRound]) -> dict[tuple[int, str, int, float], tuple[int, float]]:
+def spent(run: store.Folder, networks: Sequence[StoredRound]) -> dict[tuple[int, str, int, float], tuple[int, float]]:
     """Count the training steps, and their multiply-adds, that each network of a run takes, by `StoredRound.labels`.
 
     They are those of its own training, and of every network that it is made from: see `lottery.pruning.plan.rounds_to`
@@ -161,7 +160,7 @@ def _others(dense: StoredRound, reasons: Mapping[str, str]) -> int:
     return sum(dense.weights[name].size for name in trained)
 
 
-def total(run: Path, rows: Table = None) -> dict[str, float | int | None]:
+def total(run: store.Folder, rows: Table = None) -> dict[str, float | int | None]:
     """Compute the cost of a run so far: ``networks``, ``steps``, ``seconds`` with evaluations, and ``examples`` seen.
 
     Branches are included, and each example is counted as often as it was seen. ``examples`` is None for the caller's
@@ -185,7 +184,7 @@ def total(run: Path, rows: Table = None) -> dict[str, float | int | None]:
     }
 
 
-def _knows_batches(run: Path, experiment: config.Experiment) -> bool:
+def _knows_batches(run: store.Folder, experiment: config.Experiment) -> bool:
     """Check if batches have the size of the experiment: a ``tf.data.Dataset`` has its own."""
     return experiment.data.name != GIVEN or store.read_environment(run).get("scaling") is not None
 

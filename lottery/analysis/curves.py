@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, Unpack
 
 from lottery.errors import unknown
@@ -15,7 +14,7 @@ from lottery.text_tables import Table, frame
 COLUMNS = ("replicate", "branch", "round", "density", *store.METRICS)
 
 
-def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
+def table(run: store.Folder, rounds: Iterable[int] | None = None) -> Table:
     """Read every evaluation of each trained network of a run, branches included.
 
     Returns:

@@ -1,6 +1,5 @@
 """The distance by which training moves the survivors from their start."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,6 +7,7 @@ import numpy as np
 from lottery.errors import unknown
 from lottery.figures import layout, style
 from lottery.figures.record import Analysis
+from lottery.runs import store
 from lottery.runs.stored import stored_rounds
 from lottery.text_tables import Table, frame
 
@@ -40,7 +40,7 @@ def moved(start: np.ndarray, trained: np.ndarray) -> tuple[float, float, float, 
     return norm, distance, relative, cosine, sign_changes
 
 
-def table(run: Path) -> Table:
+def table(run: store.Folder) -> Table:
     """Measure how far the survivors of each weight, and all together, move in each round.
 
     Returns:

@@ -1,7 +1,6 @@
 """The inputs that the first layer still reads: kept entries at each pixel, or at each place of the first kernel."""
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ INPUT, KERNEL = "input", "kernel"
 _IN_ORDER = (graph.START, graph.FLAT, graph.ENTRYWISE, graph.IDLE)
 
 
-def table(run: Path, rounds: Iterable[int] | None = None) -> Table:
+def table(run: store.Folder, rounds: Iterable[int] | None = None) -> Table:
     """Count the kept entries of the first prunable weight at each input, in the main chain.
 
     Returns:

@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from lottery.models.graph import DescribedLayer
 from lottery.runs import store
 
 
-def of_run(run: Path) -> dict[str, DescribedLayer]:
+def of_run(run: store.Folder) -> dict[str, DescribedLayer]:
     """Return the layers of a run's network by the paths in the names of weights; empty where no configuration is."""
     architecture = store.read_environment(run).get("architecture") or {}
     return dict(_by_path(graph.described_layers(architecture), ""))

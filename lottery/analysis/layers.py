@@ -1,7 +1,6 @@
 """The effect of masks on each weight: its density, dead units and inputs, and the entries that each unit keeps."""
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,7 @@ def degrees_of(mask: np.ndarray, groups: int = 1) -> tuple[np.ndarray, np.ndarra
     return by_pair.sum(axis=0).ravel(), by_pair.sum(axis=2).T.ravel()
 
 
-def table(run: Path) -> Table:
+def table(run: store.Folder) -> Table:
     """Describe each weight of each trained network of a run, branches included.
 
     Returns:
@@ -55,7 +54,7 @@ def table(run: Path) -> Table:
     return frame(rows, COLUMNS)
 
 
-def degrees(run: Path, rounds: Iterable[int] | None = None) -> Table:
+def degrees(run: store.Folder, rounds: Iterable[int] | None = None) -> Table:
     """Count the units and inputs of each weight by the number of entries they keep, branches included.
 
     Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635, show them in their appendix for LeNet's winning tickets.

@@ -1,7 +1,6 @@
 """Match the hidden units of two networks, so that their masks can be compared."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ _BUILT_IN = ("lenet_", "conv_", "vgg_")
 _MOST_PASSES = 100
 
 
-def check_run(run: Path, names: Mapping[str, Any]) -> None:
+def check_run(run: store.Folder, names: Mapping[str, Any]) -> None:
     """Raise `LotteryError` if the files of a run do not say that its network is a chain of layers with such weights."""
     architecture = store.read_environment(run).get("architecture") or {}
     if "name" in architecture:

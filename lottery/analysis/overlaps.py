@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from lottery.errors import LotteryError
 from lottery.figures import style
 from lottery.figures.record import Analysis, NothingToDraw
 from lottery.masks import Masks
+from lottery.runs import store
 from lottery.runs.stored import stored_rounds
 from lottery.text_tables import Table, frame
 
@@ -58,7 +60,7 @@ def matched_chance(first: Masks, other: Masks) -> dict[str, float]:
     return {name: sum(draw[name] for draw in draws) / len(draws) for name in draws[0]}
 
 
-def table(runs: Path | str | Sequence[Path | str], round: int, matched: bool = False) -> Table:
+def table(runs: store.Folder | Sequence[store.Folder], round: int, matched: bool = False) -> Table:
     """Compare the tickets of every two replicates at one round.
 
     An overlap above chance need not come from units that do the same: masks that keep the same inputs, or the same
@@ -78,7 +80,7 @@ def table(runs: Path | str | Sequence[Path | str], round: int, matched: bool = F
     Raises:
         LotteryError: There are fewer than two masks, the networks differ, or they cannot be matched.
     """
-    found = _tickets([runs] if isinstance(runs, (str, Path)) else runs, round, matched)
+    found = _tickets([runs] if isinstance(runs, (str, os.PathLike)) else runs, round, matched)
     # Matching takes seconds; its chance depends on nothing but the counts, which replicates of one experiment share.
     chances: dict[tuple[tuple[int, ...], ...], dict[str, float]] = {}
     rows = []
@@ -176,7 +178,7 @@ def _compared(overlaps: Table, weight: str, matched: bool) -> tuple[Table, str, 
     return part, value, random
 
 
-def _tickets(runs: Sequence[Path | str], round: int, matched: bool) -> dict[str, Masks]:
+def _tickets(runs: Sequence[store.Folder], round: int, matched: bool) -> dict[str, Masks]:
     """Read the masks of each replicate at a round, by label."""
     each = {Path(run).resolve(): Path(run) for run in runs}
     folders = [path.name for path in each]

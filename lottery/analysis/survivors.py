@@ -1,7 +1,6 @@
 """The distribution of the start weights that survive, round by round."""
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,13 +8,14 @@ import numpy as np
 from lottery.errors import LotteryError
 from lottery.figures import layout, style
 from lottery.figures.record import Analysis
+from lottery.runs import store
 from lottery.runs.stored import stored_rounds
 from lottery.text_tables import Table, frame
 
 COLUMNS = ("replicate", "round", "density", "weight", "low", "high", "count")
 
 
-def table(run: Path, rounds: Iterable[int] | None = None, num_bins: int = 80) -> Table:
+def table(run: store.Folder, rounds: Iterable[int] | None = None, num_bins: int = 80) -> Table:
     """Make histograms of the start weights of the entries that survive.
 
     Frankle & Carbin 2019, https://arxiv.org/abs/1803.03635, show them in their appendix: the start weights of a winning

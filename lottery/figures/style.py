@@ -195,7 +195,8 @@ def bars(ax: Any, x: Any, part: Table, look: BranchStyle, label: str, first: boo
     ends = None
     if part["replicates"].max() > 1:
         # Without a bar, as one without length would look most certain.
-        ends = [(part["mean"] - part[end]).abs().where(part["finite"]) for end in ("low", "high")]
+        # In arrays: some versions of Matplotlib warn of a series of a single value.
+        ends = [(part["mean"] - part[end]).abs().where(part["finite"]).to_numpy() for end in ("low", "high")]
     return ax.errorbar(
         x, part["mean"], yerr=ends, color=color, marker=marker, markersize=thick(size), linestyle=line,
         linewidth=thick(wide), elinewidth=thick(thin), capsize=thick(2), label=legible(label), zorder=above, **options,

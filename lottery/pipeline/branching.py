@@ -22,7 +22,7 @@ from lottery.runs.stored import StoredRound
 
 
 def branch(
-    run: str | Path,
+    run: store.Folder,
     kind: str | branches.BranchFunction,
     rounds: Sequence[int] = (),
     overrides: Mapping[str, Any] | None = None,

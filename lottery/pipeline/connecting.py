@@ -19,7 +19,7 @@ from lottery.runs.store import NetworkId
 
 
 def connect(
-    run: str | Path,
+    run: store.Folder,
     rounds: Sequence[int] = (),
     steps: Sequence[int] = (),
     replicate: int | None = None,

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Sequence
 from importlib.metadata import version
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from lottery.statistics import results, sentences
 _PARTS = {ending: Path(__file__).with_name(f"report.{ending}") for ending in ("html.jinja", "css", "js")}
 
 
-def write(runs: Sequence[str | Path], out: str | Path, tolerance: float | None = None, author: str = "") -> Path:
+def write(
+    runs: Sequence[str | PathLike[str]], out: str | Path, tolerance: float | None = None, author: str = ""
+) -> Path:
     """Write the page about runs, complete or not, side by side if there are several, and return its path.
 
     Args:

@@ -31,6 +31,8 @@ CHANGES = ("step", "num_kept", "pruned", "grown")  # of a change of masks in tra
 EARLY_STOP, PREDICTIONS = "early_stop.safetensors", "predictions.safetensors"  # not in runs of earlier versions
 BUDGET = "budget.safetensors"  # only where the early-stop step comes after the budget
 
+Folder = str | os.PathLike[str]  # of a run, as text or a path, or a `lottery.Run`
+
 
 class NetworkId(NamedTuple):
     """Which network of a run: a round of a replicate, both counted, or a branch from it."""
@@ -45,9 +47,9 @@ class NetworkId(NamedTuple):
         return f"Replicate {self.replicate}, round {self.round}{branch}"
 
 
-def replicates(run: Path, experiment: config.Experiment) -> list[int]:
+def replicates(run: Folder, experiment: config.Experiment) -> list[int]:
     """List the replicates of an experiment that have a folder: a stranger's experiment may want any number."""
-    found = (path.name.removeprefix("replicate-") for path in run.glob("replicate-*"))
+    found = (path.name.removeprefix("replicate-") for path in Path(run).glob("replicate-*"))
     numbers = sorted(int(text) for text in found if re.fullmatch(r"[1-9]\d{0,8}", text))
     return [number for number in numbers if number <= experiment.run.num_replicates]
 
@@ -61,10 +63,10 @@ def branch_labels(folder: Path) -> list[str]:
     return labels
 
 
-def inside(run: Path, path: Path) -> Path:
+def inside(run: Folder, path: Path) -> Path:
     """Return a path below a run, or raise `LotteryError` if a symbolic link leads it out of the run's folder."""
     try:
-        if path.resolve().is_relative_to(run.resolve()):
+        if path.resolve().is_relative_to(Path(run).resolve()):
             return path
         why = "leads out of the run's folder"
     except (OSError, RuntimeError):  # links in a circle
@@ -86,10 +88,10 @@ def run_path(out: str | Path, experiment: config.Experiment) -> Path:
     return Path(out) / f"{experiment.name}-{config.digest(experiment)}"
 
 
-def round_path(run: Path, replicate: int, index: int, branch: str = TICKET) -> Path:
+def round_path(run: Folder, replicate: int, index: int, branch: str = TICKET) -> Path:
     """Return the folder of a round, or of a branch from it."""
     # Two digits, so that listings by name are in order up to round 99.
-    folder = run / f"replicate-{replicate}" / f"round-{index:02d}"
+    folder = Path(run) / f"replicate-{replicate}" / f"round-{index:02d}"
     return folder if branch == TICKET else folder / f"branch-{branch}"
 
 
@@ -100,14 +102,14 @@ def round_of(folder: str) -> int | None:
     return int(number) if is_usual else None
 
 
-def start_path(run: Path, replicate: int, step: int = 0) -> Path:
+def start_path(run: Folder, replicate: int, step: int = 0) -> Path:
     """Return the file of every variable at the rewind step of a replicate, at step 0 of the initial ones."""
-    return run / f"replicate-{replicate}" / ("start.safetensors" if step else "initial.safetensors")
+    return Path(run) / f"replicate-{replicate}" / ("start.safetensors" if step else "initial.safetensors")
 
 
-def state_path(run: Path, replicate: int, step: int) -> Path:
+def state_path(run: Folder, replicate: int, step: int) -> Path:
     """Return the file of every variable of the dense network at a step that other runs of a sweep rewind to."""
-    return run / f"replicate-{replicate}" / f"step-{step:05d}.safetensors"
+    return Path(run) / f"replicate-{replicate}" / f"step-{step:05d}.safetensors"
 
 
 def checkpoint_path(folder: Path, stage: str = "") -> Path:
@@ -124,8 +126,9 @@ def clear_checkpoints(folder: Path) -> None:
             folder.rmdir()
 
 
-def read_experiment(run: Path) -> config.Experiment:
+def read_experiment(run: Folder) -> config.Experiment:
     """Read the experiment of a run; `LotteryError` if there is none, or it was changed after the run began."""
+    run = Path(run)
     path = run / "experiment.toml"
     try:
         found = path.is_file()
@@ -140,8 +143,9 @@ def read_experiment(run: Path) -> config.Experiment:
     return experiment
 
 
-def read_environment(run: Path) -> dict[str, Any]:
+def read_environment(run: Folder) -> dict[str, Any]:
     """Read the versions, processor and threads that a run began with; empty before anything is stored."""
+    run = Path(run)
     path = run / "environment.json"
     if not path.exists():
         if next(run.glob("replicate-*/round-*/round.json"), None):
@@ -333,7 +337,7 @@ def read_checked(
     return content
 
 
-def complete_rounds(run: Path, replicate: int) -> list[int]:
+def complete_rounds(run: Folder, replicate: int) -> list[int]:
     """List the complete rounds of a replicate, from round 0 to the first gap."""
     # What lies behind a gap was pruned from a network that is gone.
     return list(itertools.takewhile(lambda index: is_stored(run, replicate, index), itertools.count()))
@@ -347,7 +351,7 @@ def wanted(experiment: config.Experiment) -> list[tuple[int, str]]:
     return [*((index, TICKET) for index in rounds), *controls]
 
 
-def is_stored(run: Path, replicate: int, index: int, branch: str = TICKET) -> bool:
+def is_stored(run: Folder, replicate: int, index: int, branch: str = TICKET) -> bool:
     """Return True if a round, or a branch from it, is complete."""
     return (round_path(run, replicate, index, branch) / "round.json").exists()
 

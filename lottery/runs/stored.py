@@ -228,11 +228,14 @@ def _difference(trained: Mapping[str, Any], start: Mapping[str, Any]) -> str:
     return ""
 
 
-def stored_rounds(run: Path, indices: Iterable[int] | None = None, branches: bool = True) -> Iterator[StoredRound]:
+def stored_rounds(
+    run: store.Folder, indices: Iterable[int] | None = None, branches: bool = True
+) -> Iterator[StoredRound]:
     """List the complete networks of a run, or of some rounds: by replicate, the main chain, then each branch by round.
 
     A round that no replicate has is refused.
     """
+    run = Path(run)
     experiment = store.read_experiment(run)
     found: list[StoredRound] = []
     for replicate in store.replicates(run, experiment):

@@ -38,7 +38,7 @@ class Recomputation:
     one_sided: Callable[[], list[str]]  # at the end, what is wrong with all differences that rounding made
 
 
-def verify(run: Path, again: Recomputation | None = None) -> Iterator[tuple[str, list[str]]]:
+def verify(run: store.Folder, again: Recomputation | None = None) -> Iterator[tuple[str, list[str]]]:
     """Check a run, and yield the name of each stored network with a sentence for everything that is wrong with it.
 
     For each round: the checksum of each file; counts that are exactly those of the schedule; masks that lie within
@@ -47,6 +47,7 @@ def verify(run: Path, again: Recomputation | None = None) -> Iterator[tuple[str,
     each branch: that it keeps and changes of its round what its name says. For siblings and the paths between them see
     `siblings.wrong`. With `again`, networks are evaluated again, and initial weights drawn again.
     """
+    run = Path(run)
     experiment = store.read_experiment(run)
     store.refuse_links(run)
     for replicate in store.replicates(run, experiment):

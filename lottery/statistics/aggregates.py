@@ -8,7 +8,6 @@ itself cannot be used here: rliable 1.2 needs arch < 8, and no such version can 
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +35,7 @@ PROFILE = ("at", "method", "threshold", "fraction", "low", "high")
 
 
 def scores(
-    runs: Sequence[str | PathLike[str]], densities: Iterable[float] = (), by: str = "", within: float = WITHIN
+    runs: Sequence[store.Folder], densities: Iterable[float] = (), by: str = "", within: float = WITHIN
 ) -> Table:
     """Gather the score of every network of a method: its accuracy − the accuracy of the same replicate's dense network.
 
@@ -166,7 +165,7 @@ def notes(found: Table) -> list[str]:
     return sentences
 
 
-def confounded(runs: Sequence[str | PathLike[str]], by: str) -> list[str]:
+def confounded(runs: Sequence[store.Folder], by: str) -> list[str]:
     """Name the other settings in which runs differ that are compared `by` a key, in a sentence if there are any."""
     cells = _divided(comparison.labelled([Path(run) for run in runs]).values(), by)
     settings: dict[tuple[str, str], set[Any]] = {}  # by task and key
@@ -179,7 +178,7 @@ def confounded(runs: Sequence[str | PathLike[str]], by: str) -> list[str]:
     return [f"These runs differ not only in {by}, but also in {listed(sorted(others))}."]
 
 
-def dependent(runs: Sequence[str | PathLike[str]], by: str = "") -> list[str]:
+def dependent(runs: Sequence[store.Folder], by: str = "") -> list[str]:
     """Name tasks that share data and seed, in a sentence for each group: the bootstrap takes them as independent."""
     labels = comparison.labelled([Path(run) for run in runs])
     cells = _divided(labels.values(), by) if by else {("", task): run for task, run in labels.items()}

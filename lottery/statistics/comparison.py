@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ COLUMNS = (
 WITHIN = 0.05  # densities are compared if they differ by at most this fraction of the first run's
 
 
-def tables(runs: list[Path]) -> dict[str, Table]:
+def tables(runs: Sequence[store.Folder]) -> dict[str, Table]:
     """Read the table of each run, by the keys of `labelled`.
 
     Raises `LotteryError` if a run has no round, or replicates are not pairs: by another seed, or of other data.
@@ -44,14 +44,14 @@ def tables(runs: list[Path]) -> dict[str, Table]:
     return found
 
 
-def labelled(runs: list[Path]) -> dict[str, Path]:
+def labelled(runs: Sequence[store.Folder]) -> dict[str, Path]:
     """Name each run by its experiment, or by its folder where that is ambiguous, or by its path; list it once."""
-    runs = list({run.resolve(): run for run in runs}.values())
+    paths = list({Path(run).resolve(): Path(run) for run in runs}.values())
     # Of one experiment several runs may exist, such as with other seeds.
-    names = [store.read_experiment(run).name for run in runs]
-    folders = [run.name for run in runs]
+    names = [store.read_experiment(path).name for path in paths]
+    folders = [path.name for path in paths]
     labels = {}
-    for name, run in zip(names, runs, strict=True):
+    for name, run in zip(names, paths, strict=True):
         label = name
         if names.count(name) > 1:
             label = run.name if folders.count(run.name) == 1 else str(run)
@@ -78,7 +78,7 @@ def measured(environment: Mapping[str, Any]) -> tuple[str, str]:
     return environment.get("accuracy", "accuracy"), environment.get("loss", "")
 
 
-def drawn_from(run: Path) -> tuple[str | None, int]:
+def drawn_from(run: store.Folder) -> tuple[str | None, int]:
     """Give the digest of the data and the seed of a run: what makes replicates of two runs pairs."""
     return store.read_environment(run).get("data_sha256"), store.read_experiment(run).run.seed
 

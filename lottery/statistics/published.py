@@ -49,7 +49,7 @@ def read(path: Path) -> Published:
     return Published(config.load(path), claims)
 
 
-def compare(run: Path, against: str = "") -> tuple[list[dict[str, str]], list[str]]:
+def compare(run: store.Folder, against: str = "") -> tuple[list[dict[str, str]], list[str]]:
     """Compare a run, finished or not, with the claims of a file that comes with the package.
 
     The file is that of the preset `against`; by default, the file that has the name of the run's experiment.

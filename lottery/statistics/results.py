@@ -1,7 +1,6 @@
 """One tidy table of a run, a row for each trained network, and its summary over replicates."""
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ BESIDE_DENSE = (*_OF_BUDGET, "dense_loss_step")  # of a network and the dense ne
 _OF_RECORD = [column for column in COLUMNS if column not in ("run", "last_step", *BESIDE_DENSE)]
 
 
-def table(run: Path) -> Table:
+def table(run: store.Folder) -> Table:
     """Gather the `COLUMNS` of each trained network of a run, by replicate, branch (the ticket first) and round.
 
     Densities and accuracies are in [0, 1], losses as the model reports them (cross-entropies in nats); an accuracy that
@@ -42,7 +41,7 @@ def table(run: Path) -> Table:
     return rows_of(run, stored_rounds(run))
 
 
-def rows_of(run: Path, networks: Iterable[StoredRound]) -> Table:
+def rows_of(run: store.Folder, networks: Iterable[StoredRound]) -> Table:
     """Gather the rows of `table` for some networks of a run, in their order."""
     experiment = store.read_experiment(run)
     rows = []
@@ -76,7 +75,7 @@ def _beside_dense(stored: StoredRound, dense: Mapping[str, Any]) -> dict[str, An
     return found | {column: record.get(column) for column in _OF_BUDGET}
 
 
-def collapsed(run: Path) -> list[str]:
+def collapsed(run: store.Folder) -> list[str]:
     """Write a sentence for each weight of which nothing is left in some networks: they train on, at chance or near."""
     rounds: dict[tuple[str, str], list[int]] = {}
     for stored in stored_rounds(run):

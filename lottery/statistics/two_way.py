@@ -7,7 +7,6 @@ interval here allows for both.
 import itertools
 import math
 import statistics
-from pathlib import Path
 
 import numpy as np
 
@@ -73,7 +72,7 @@ def interval(differences: np.ndarray, confidence: float = 0.95) -> tuple[float, 
     return mean, mean - half, mean + half
 
 
-def table(run: Path, tolerance: float = ACCURACY.tolerance, confidence: float = 0.95) -> Table:
+def table(run: store.Folder, tolerance: float = ACCURACY.tolerance, confidence: float = 0.95) -> Table:
     """Compare the tickets of a run with dense and with each control, with intervals over seeds and test examples.
 
     Args:
@@ -127,7 +126,7 @@ def sentences(found: Table) -> list[str]:
     return lines
 
 
-def num_examples(run: Path) -> int:
+def num_examples(run: store.Folder) -> int:
     """Count the test examples of a run; 0 if that is not known, for it has no predictions that can be read."""
     try:
         first = next(stored_rounds(run), None)
@@ -136,7 +135,7 @@ def num_examples(run: Path) -> int:
         return 0
 
 
-def _networks(run: Path) -> dict[tuple[str, int], dict[int, StoredRound]]:
+def _networks(run: store.Folder) -> dict[tuple[str, int], dict[int, StoredRound]]:
     """Gather the networks by branch and round, and then by replicate; not transfers, which have other test data."""
     found: dict[tuple[str, int], dict[int, StoredRound]] = {}
     labels = None

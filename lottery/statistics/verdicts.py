@@ -144,8 +144,9 @@ class Judgement:
         return differences(self.scores, self.metric.early_stop, branch, self.rule.confidence)
 
 
-def of_run(run: Path, rows: Table, tolerance: float | None = None) -> Judgement:
+def of_run(run: store.Folder, rows: Table, tolerance: float | None = None) -> Judgement:
     """Judge the stored run with these rows; for the tolerance, see `rule_for`."""
+    run = Path(run)
     experiment = store.read_experiment(run)
     rule = rule_for(experiment, tolerance, metric_of(rows))
     cautions = tuple(store.read_environment(run).get("cautions", ()))

@@ -119,7 +119,7 @@ def pick(rows: Table, round: int | str | None = None, density: float | None = No
     return int(round)
 
 
-def listed(run: Path) -> Table:
+def listed(run: store.Folder) -> Table:
     """List the tickets of a run in a data frame, a row for each replicate and pruned round.
 
     Its columns are ``replicate, round, density, num_kept``, ``test_accuracy`` at the early-stop step, or ``test_loss``

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
@@ -229,7 +230,7 @@ class Ticket:
 
 
 def load(
-    source: str | Path,
+    source: str | PathLike[str],
     *,
     round: int | str | None = None,
     density: float | None = None,

@@ -344,6 +344,8 @@ def test_kinds_are_read_from_a_run(small_run):
                 plots.drawn(plots.read(small_run.path, kind), kind)
             continue
         table = plots.read(small_run.path, kind)
+        for place in (small_run, str(small_run.path)):  # a `Run` is a path, too
+            pd.testing.assert_frame_equal(plots.read(place, kind), table)
         ax = axes()
         assert plots.kinds()[kind].figure(table, ax) is ax and len(table)
     assert plots.last_common_round(small_run.path) == 3

@@ -10,9 +10,12 @@ import pytest
 from scipy import stats
 
 from lottery import files
+from lottery.analysis import costs
 from lottery.cli import showing
 from lottery.runs import store
-from lottery.statistics import results, sentences, verdicts
+from lottery.runs.verification import verify
+from lottery.statistics import results, sentences, two_way, verdicts
+from lottery.tickets import from_run
 
 
 def made_up(accuracies, branch="ticket"):
@@ -214,3 +217,13 @@ def test_what_is_shown_of_one_replicate_tells_nothing(small_run, capsys):
     assert "≥" not in out and "1 replicate cannot show" in out
     assert "No round of" in shown(small_run, capsys, made_up([]))
     assert "can be compared with dense" in shown(small_run, capsys, made_up([[0.9, 0.8]]).query("round == 1"))
+
+
+@pytest.mark.parametrize(
+    "read",
+    [results.table, two_way.table, from_run.listed, costs.total, lambda run: [*verify(run)]],
+    ids=["results", "two_way", "listed", "costs", "verify"],
+)
+def test_a_run_and_the_text_of_its_folder_are_read_as_its_path_is(read, small_run):
+    found, *others = (repr(read(place)) for place in (small_run.path, small_run, str(small_run.path)))
+    assert others == [found, found]
