@@ -396,8 +396,11 @@ def test_a_few_damaged_and_forged_runs():
 )  # fmt: skip
 def test_a_name_that_is_too_long_is_one_sentence(words, tmp_path, lottery_command):
     done = lottery_command(*words, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "") and done.stderr.startswith("lottery: "), done
-    assert "aaa" in done.stderr and not list(tmp_path.iterdir())
+    if words[0] == "ls" and done.returncode == 0:  # from Python 3.13 on, a folder of this name is just not there
+        assert done.stderr.startswith("There are no runs in"), done
+    else:
+        assert done.returncode == 2 and done.stderr.startswith("lottery: "), done
+    assert not done.stdout and "aaa" in done.stderr and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["", "replicate-1"])
