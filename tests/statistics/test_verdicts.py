@@ -46,18 +46,19 @@ def beside(chains, branch, rule=verdicts.DEFAULT):
     }
 
 
+ROUNDS = range(1, 9)  # a table of many rounds is judged in little more time than one of few
 accuracies = st.integers(1, 4).flatmap(
-    lambda num: st.lists(st.lists(st.floats(0, 1), min_size=4, max_size=4), min_size=num, max_size=num)
+    lambda num: st.lists(st.lists(st.floats(0, 1), min_size=9, max_size=9), min_size=num, max_size=num)
 )
 tolerances = st.floats(0, 0.3)
 TICKET = [[0.90, 0.93, 0.91, 0.80], [0.91, 0.93, 0.92, 0.82], [0.92, 0.96, 0.93, 0.81]]
 
 
 @given(accuracies)
-@settings(max_examples=40)
+@settings(max_examples=15)
 def test_differences_are_those_of_a_loop(chain):
     found = verdicts.differences(made_up({"ticket": chain}))
-    assert found["round"].tolist() == [1, 2, 3]
+    assert found["round"].tolist() == [*ROUNDS]
     for line in found.to_dict("records"):
         one = [values[line["round"]] - values[0] for values in chain]
         assert line["mean"] == pytest.approx(statistics.mean(one)) and line["replicates"] == len(chain)
@@ -71,7 +72,7 @@ def test_differences_are_those_of_a_loop(chain):
 
 
 @given(accuracies, st.randoms(use_true_random=False), st.lists(st.floats(-0.5, 0.5), min_size=4, max_size=4))
-@settings(max_examples=40)
+@settings(max_examples=15)
 def test_pairs_are_of_one_replicate(chain, random, shifts):
     control = [[random.random() for _ in values] for values in chain]
     rows = made_up({"ticket": chain, "random_mask": control})
@@ -94,7 +95,7 @@ def test_pairing_is_what_makes_it_tell():
 
 
 @given(accuracies, tolerances)
-@settings(max_examples=60)
+@settings(max_examples=23)
 def test_one_replicate_never_tells(chain, tolerance):
     lines = verdicts.judged(made_up({"ticket": chain[:1]}), Rule(tolerance=tolerance))
     assert set(lines["verdict"]) == {"?"} and lines["needed"].isna().all()
@@ -103,7 +104,7 @@ def test_one_replicate_never_tells(chain, tolerance):
 
 
 @given(accuracies, tolerances, tolerances)
-@settings(max_examples=60)
+@settings(max_examples=23)
 def test_verdicts_are_monotone_in_the_tolerance(chain, one, other):
     rank = {"not matching": 0, "?": 1, "matching": 2, "winning": 2}
     strict, lax = (
@@ -114,7 +115,7 @@ def test_verdicts_are_monotone_in_the_tolerance(chain, one, other):
 
 
 @given(accuracies, tolerances)
-@settings(max_examples=60)
+@settings(max_examples=23)
 def test_verdicts_are_what_the_interval_says(chain, tolerance):
     assume(len(chain) > 1)
     for line in verdicts.judged(made_up({"ticket": chain}), Rule(tolerance=tolerance)).to_dict("records"):
@@ -415,19 +416,21 @@ def on_losses(rule):
 
 
 @given(accuracies, tolerances, st.sampled_from([1e-6, 1.0, 3e5]))
-@settings(max_examples=40)
+@settings(max_examples=15)
 def test_a_verdict_on_losses_is_that_on_gains_whatever_the_unit(chain, tolerance, unit):
     control = [[None, *values[2:], 0.5] for values in chain]
     rows = made_up({"ticket": chain, "random_mask": control})
-    assume(all(np.ptp([values[index] - values[0] for values in chain]) > 1e-4 for index in (1, 2, 3)))
+    spread = np.array([np.ptp([values[index] - values[0] for values in chain]) > 1e-4 for index in ROUNDS])
+    assume(spread.any())
     losses, rule = as_losses(rows, unit), Rule(tolerance=tolerance)
     assert (metric_of(rows), metric_of(losses)) == (ACCURACY, LOSS)
     expected, found = verdicts.judged(rows, rule), verdicts.judged(losses, on_losses(rule))
     words = ["verdict", "final_verdict", "early_stop", "special", "as_good"]
     near = (expected[["low", "high", "final_low", "final_high"]] + tolerance).abs().min(axis=1) < 1e-6
-    pd.testing.assert_frame_equal(found[~near][words], expected[~near][words])
+    pd.testing.assert_frame_equal(found[spread & ~near][words], expected[spread & ~near][words])
     numbers = ["mean", "low", "high", "std", "final_mean", "matching_p"]
-    np.testing.assert_allclose(found[numbers].astype(float), expected[numbers].astype(float), atol=1e-8, rtol=1e-5)
+    of_gains, of_losses = (lines[spread][numbers].astype(float) for lines in (expected, found))
+    np.testing.assert_allclose(of_losses, of_gains, atol=1e-8, rtol=1e-5)
 
 
 def test_a_lower_loss_is_better_in_words():
@@ -581,9 +584,12 @@ def test_tickets_as_good_as_dense_are_not_better():
 
 @pytest.mark.parametrize(("lost", "verdict"), [(1, "winning"), (2, "not matching")])
 def test_a_loss_of_just_the_tolerance_is_within_it_whatever_single_precision_makes_of_it(lost, verdict):
-    for right in range(300, 500, 3):
-        chain = [[float(np.float32(number) / np.float32(500)) for number in (right, right - lost)]] * 3
-        assert verdicts.judged(made_up({"ticket": chain}))["verdict"].tolist() == [verdict], right
+    chains = [
+        [float(np.float32(number) / np.float32(500)) for number in (right, right - lost)] for right in range(300, 500)
+    ]
+    furthest = sorted(chains, key=lambda chain: chain[1] - chain[0])
+    for chain in [*furthest[:5], *furthest[-5:]]:
+        assert verdicts.judged(made_up({"ticket": [chain] * 3}))["verdict"].tolist() == [verdict], chain
 
 
 def test_losses_of_other_branches_are_no_measure_of_what_is_equal():
