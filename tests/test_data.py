@@ -1,7 +1,6 @@
 import multiprocessing
 import os
 import random
-import shutil
 import zipfile
 
 import numpy as np
@@ -156,16 +155,7 @@ def pinned(monkeypatch):
     monkeypatch.setitem(datasets.MNIST1D_SHA256, 0, datasets.sha256(made_up()))
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    """Where the real MNIST-1D, which takes seconds to make, is kept by one test for the next."""
-    return tmp_path_factory.mktemp("home")
-
-
-def test_mnist1d_is_generated_and_leaves_the_global_generators_alone(home, monkeypatch):
-    monkeypatch.setenv("KERAS_HOME", str(home))
-    cache = home / "datasets"
-    shutil.rmtree(cache, ignore_errors=True)
+def test_mnist1d_is_generated_and_leaves_the_global_generators_alone(cache):
     np.random.seed(7)
     random.seed(7)
     np.random.standard_normal(), random.gauss()  # half of a pair is kept for the next draw
@@ -184,30 +174,36 @@ def test_mnist1d_is_generated_and_leaves_the_global_generators_alone(home, monke
     assert [path.name for path in cache.iterdir()] == [f"lottery-mnist1d-5000-{datasets.MNIST1D_SHA256[0][:8]}.npz"]
 
 
-def test_the_training_examples_are_those_that_the_package_makes_by_default(home, monkeypatch):
-    from mnist1d.data import get_dataset_args, make_dataset
+@pytest.fixture
+def asked(monkeypatch):
+    """What the package is asked for, number and seed, of which it makes 120 examples: all of them take seconds."""
+    import mnist1d.data
+
+    found, make = [], mnist1d.data.make_dataset
+
+    def fewer(settings):
+        found.append((settings.num_samples, settings.seed))
+        settings.num_samples = 120
+        return make(settings)
+
+    monkeypatch.setattr(mnist1d.data, "make_dataset", fewer)
+    return found
+
+
+def test_the_training_examples_are_those_that_the_package_makes_by_default(cache, asked):
+    from mnist1d import data as package
 
     of_numpy, of_python = np.random.get_state(), random.getstate()
-    theirs = make_dataset(get_dataset_args())
+    theirs = package.make_dataset(package.get_dataset_args())
     np.random.set_state(of_numpy)
     random.setstate(of_python)
-    monkeypatch.setenv("KERAS_HOME", str(home))
     ours = data.DATASETS["mnist1d"].load()
+    assert asked[0] == asked[1] and not cache.exists()
     np.testing.assert_allclose(ours["x_train"], np.concatenate([theirs["x"], theirs["x_test"]]), rtol=1e-6)
     np.testing.assert_array_equal(ours["y_train"], np.concatenate([theirs["y"], theirs["y_test"]]))
 
 
-def test_other_numbers_of_examples_are_generated_each_time(cache, monkeypatch):
-    import mnist1d.data
-
-    asked, make = [], mnist1d.data.make_dataset
-
-    def fewer(settings):
-        asked.append((settings.num_samples, settings.seed))
-        settings.num_samples = 120  # of the test set too, which takes seconds
-        return make(settings)
-
-    monkeypatch.setattr(mnist1d.data, "make_dataset", fewer)
+def test_other_numbers_of_examples_are_generated_each_time(cache, asked):
     for _ in range(2):
         few = data.load(data.Data(name="mnist1d", num_examples=120, validation=20))
         assert (len(few.train), len(few.validation), len(few.test)) == (100, 20, 120) and few.notes == ()
