@@ -164,7 +164,7 @@ import sys
 import numpy as np
 from numba import literal_unroll, njit
 from lottery.sparse import kernels
-FUNCTIONS = tuple(activation.function for activation in kernels.ACTIVATIONS.values())
+FUNCTIONS = tuple(kernels.ACTIVATIONS[name].function for name in ("softsign", "softplus", "tanh", "sigmoid"))
 WIDTH = kernels.WIDTH
 @njit(error_model="numpy", cache=True)
 def outputs(x, found):
@@ -188,7 +188,7 @@ for kind in sys.argv[2:]:
 def test_kernels_that_two_processes_have_compiled_go_together(tmp_path):
     """The first compiles one kernel, the second compiles the other, the third loads both, in the other order.
 
-    The kernel calls every activation, as `kernels.compute` does, and is compiled in a tenth of the time.
+    The kernel calls activations as `kernels.compute` does, and is compiled in a fraction of the time.
     """
     script = tmp_path / "using.py"
     script.write_text(USING)
@@ -201,5 +201,5 @@ def test_kernels_that_two_processes_have_compiled_go_together(tmp_path):
 
     (floats,) = used("float32")
     (pixels,) = used("uint8", shift=3)  # the numbers of numba's for one activation are those of the next
-    assert floats == pixels and len({*floats}) > 5
+    assert floats == pixels and len({*floats}) == 4
     assert used("uint8", "float32") == [floats, floats]
