@@ -6,6 +6,7 @@
 import ast
 import base64
 import contextlib
+import dataclasses
 import io
 import itertools
 import json
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 
 import lottery
+from lottery.pipeline import connecting
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
 NOTEBOOKS = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.ipynb"))}
@@ -116,6 +118,11 @@ def in_one_epoch(fit):
     return lambda model, *data, epochs, **options: fit(model, *data, **options)
 
 
+def by_three_points(connect):
+    """The same paths by their ends and their middles: each point is evaluated on all examples."""
+    return lambda path, line, **options: connect(path, line=dataclasses.replace(line, num_points=3), **options)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """One for all: notebooks share a run, as they do for a reader."""
@@ -174,6 +181,7 @@ def test_what_comes_out_is_like_what_is_kept(name, folder, monkeypatch, short_pa
     monkeypatch.chdir(folder)
     monkeypatch.setattr(lottery, "run", in_small(lottery.run))
     monkeypatch.setattr(keras.Model, "fit", in_one_epoch(keras.Model.fit))
+    monkeypatch.setattr(connecting, "connect", by_three_points(connecting.connect))
     names = {"__name__": "__main__"}
     for cell in codes(NOTEBOOKS[name]):
         found, kept = executed(source(cell), names), cell["outputs"]
