@@ -176,8 +176,7 @@ def test_the_command(small_run, tmp_path, lottery_command, traced_once, monkeypa
     rows = json.loads(lottery_command("compare", *every, "--aggregate", "--by", "prune.criterion", "--json").stdout)
     methods = ["prune.criterion = magnitude", "prune.criterion = random"]
     assert [row["method"] for row in rows[:2]] == methods and rows[1]["first_over"] is not None
-    alike = [run("magnitude"), random]
-    assert aggregates.confounded([one.path for one in alike], "prune.criterion") == []
+    assert aggregates.confounded([other.path, both.path], "prune.criterion") == []
     confounded = lottery_command("compare", *every, "--aggregate", "--by", "prune.criterion").stdout
     assert "These runs differ not only in prune.criterion, but also in train.num_steps." in confounded
     pd.testing.assert_frame_equal(
