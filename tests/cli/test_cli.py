@@ -284,7 +284,7 @@ def test_a_full_disk_and_a_read_only_one(lottery, tmp_path, options):
     if mounted.returncode:
         pytest.skip("may not mount here")
     try:
-        words = ("run", *QUICK, "prune.num_rounds=6", "run.num_replicates=1", "--out", disk / "runs")
+        words = ("run", *QUICK, "prune.num_rounds=2", "run.num_replicates=1", "--out", disk / "runs")
         done = lottery(*words)
         assert done.returncode == 2 and "Traceback" not in done.stderr
         last = done.stderr.strip().splitlines()[-1]
