@@ -32,8 +32,9 @@ def l2(values: np.ndarray, present: np.ndarray, sizes: Any) -> np.ndarray:
 
 
 def largest(values: np.ndarray, present: np.ndarray, sizes: Any) -> np.ndarray:
-    """The highest of a group's scores."""
-    return np.where(present, values, -np.inf).max(axis=0)
+    """The highest of a group's scores; 0 of a group without any, as their sum."""
+    highest = np.where(present, values, -np.inf).max(axis=0)
+    return np.where(present.any(axis=0), highest, 0)
 
 
 # By the name in ``prune.norm``. Functions of scores in double precision, (entries of a group, groups), of an array that
@@ -162,6 +163,16 @@ class MadeUnits(_Pooled):
     def _members(self, name: str, arrays: Mapping[str, np.ndarray], fill: Any = 0) -> np.ndarray:
         kernels = [np.asarray(arrays[kernel]) for kernel in self._removable[name]["made_by"]]
         return np.concatenate([kernel.reshape(-1, kernel.shape[-1]) for kernel in kernels])
+
+    def alive(self, masks: Masks) -> Masks:
+        """Find the units that are kept, also where nothing goes into them, as nothing is left of the layer before."""
+        found = super().alive(masks)
+        for first, unit in self._removable.items():
+            for name in unit["read_by"]:
+                # What goes out of a unit goes with it.
+                rows = masks[name].any(axis=(*range(masks[name].ndim - 2), -1))
+                found[first] |= rows.reshape(-1, unit["size"]).any(axis=0)
+        return found
 
     def expand(self, alive: Masks) -> Masks:
         """Keep what goes into and out of the units that are kept."""

@@ -245,6 +245,22 @@ def test_random_units_differ_from_the_tickets():
     assert plan.of_weights(Prune(), kept).shuffled(kept) is None
 
 
+@pytest.mark.parametrize("norm", ["l1", "max"])
+def test_units_behind_a_layer_of_which_nothing_is_left_are_still_counted(norm):
+    low, high, out = np.full((3, 4), 1.0), np.full((4, 6), 9.0), np.ones((6, 2))
+    scores = {"a": low, "b": high, "c": out}
+    units = [{"size": 4, "made_by": ["a"], "read_by": ["b"]}, {"size": 6, "made_by": ["b"], "read_by": ["c"]}]
+    settings = Prune(granularity="unit", scope="global", norm=norm, rate=0.5, num_rounds=2)
+    planned = plan.of_weights(settings, scores, units)
+    first = planned.masks(1, scores, planned.dense)
+    second = planned.masks(2, scores, first)
+    # All 4 units of a go before any of b, which then reads nothing: of all 10, 5 and 3 stay.
+    assert masks.num_kept(first) == {"a": 0, "b": 0, "c": 10} and masks.num_kept(second) == {"a": 0, "b": 0, "c": 6}
+    assert planned.groups.broken(second) == []
+    assert masks.num_kept(planned.shuffled(second)(np.random.default_rng(0))) == masks.num_kept(second)
+    assert planned.thresholds(scores, first, second) == {"a": None, "b": 0, "c": None}
+
+
 def test_a_block_that_is_no_pair_is_refused_in_one_sentence():
     with pytest.raises(LotteryError, match="prune.block must be two whole numbers from 1, not 4"):
         check(Granularity("block", block=4))  # type: ignore
