@@ -269,6 +269,13 @@ def test_numbers_of_a_first_batch_that_are_alike_by_chance_are_not_taken_for_eac
     assert loss_and_accuracy(logs, "loss")[1] == pytest.approx(0.25)  # the first counts, whatever it is made of
 
 
+@pytest.mark.parametrize("accuracy", [87.5, -0.25])
+def test_an_accuracy_in_per_cent_is_refused_and_not_shown_as_8750(accuracy):
+    with pytest.raises(LotteryError, match=f"'top_accuracy' is {accuracy:g}, but an accuracy is a fraction"):
+        loss_and_accuracy({"loss": 0.5, "top_accuracy": accuracy}, "loss")
+    assert loss_and_accuracy({"loss": 0.5, "top_accuracy": 1 + 1e-7}, "loss")[1] == 1 + 1e-7
+
+
 def test_steps_that_change_weights_behind_the_optimiser_are_found_out(tmp_path):
     import keras
     import tensorflow as tf

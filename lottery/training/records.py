@@ -59,7 +59,7 @@ class Trained:
 def loss_and_accuracy(logs: Logs, what: str) -> tuple[float, float]:
     """Read loss and accuracy in a model's report; the accuracy is NaN if the model measures none.
 
-    `what` names the loss in the `LotteryError` if it is not a finite number.
+    `what` names the loss in the `LotteryError` if it is not a finite number. An accuracy lies in [0, 1].
     """
     if "loss" not in logs:
         raise LotteryError(f"The model reports {', '.join(logs) or 'nothing'}, but no 'loss'; a loss is needed.")
@@ -69,7 +69,16 @@ def loss_and_accuracy(logs: Logs, what: str) -> tuple[float, float]:
         advice = "try a lower learning rate, and check that a tf.data.Dataset yields finite numbers"
         raise LotteryError(f"The {what} is {loss}; {advice}.")
     name = accuracy_among(logs)
-    return loss, float(logs[name]) if name else math.nan
+    if name is None:
+        return loss, math.nan
+    accuracy = float(logs[name])
+    # Not of NaN: a model may measure none in some batches.
+    if accuracy < -ACCURACY_ROUNDING or accuracy > 1 + ACCURACY_ROUNDING:
+        raise LotteryError(
+            f"The model's {name!r} is {accuracy:g}, but an accuracy is a fraction from 0 to 1; report a fraction, or "
+            "give this metric a name that does not end in accuracy."
+        )
+    return loss, accuracy
 
 
 def accuracy_among(names: Iterable[str]) -> str | None:
