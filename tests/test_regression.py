@@ -120,6 +120,7 @@ def test_runs_are_compared_by_the_test_loss(run, model, tmp_path, lottery_comman
 def test_figures_and_the_page_are_of_losses(run, tmp_path):
     axes = run.plot().axes[0]
     assert axes.get_ylabel() == "test loss at the early-stop step"
+    assert "accura" not in plots.kinds()["accuracy"].title.lower()  # which stands above this figure, too
     assert plots.caption(run.table()).startswith("Test loss at the early-stop step")
     drawn = plots.drawn(curves.table(run.path), "learning_curves", rounds=[0, 2]).axes[0]
     assert drawn.get_ylabel() == "validation loss"

@@ -220,7 +220,7 @@ ACCURACY = Analysis(
     chapter="Accuracy",
     caption=_caption,
     views=_views,
-    title="Accuracy of tickets",
+    title="How good tickets are",
 )
 
 EARLY_STOP = Analysis(
