@@ -63,7 +63,7 @@ class Metric:
         if not self.is_loss:
             return f"{100 * value:.2f} %"
         # The # keeps zeros at the end, so that all losses have as many digits, and leaves a bare point.
-        return f"{value:,.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:#.4g}".removesuffix(".")
+        return formatted(value, ",.0f" if 1e4 <= abs(value) < 1e7 else "#.4g").removesuffix(".")
 
     def deviation(self, value: float) -> str:
         """Format a standard deviation of values, of accuracies in percentage points; empty for NaN."""

@@ -11,6 +11,7 @@ from scipy import stats
 
 from lottery import config, text_tables
 from lottery.errors import LotteryError
+from lottery.formatting import are_numbers
 from lottery.statistics import power, results, sentences, tables, verdicts
 from lottery.statistics.metric import ACCURACY, LOSS, metric_of
 from lottery.statistics.verdicts import Judgement, Rule
@@ -431,6 +432,11 @@ def test_a_verdict_on_losses_is_that_on_gains_whatever_the_unit(chain, tolerance
     numbers = ["mean", "low", "high", "std", "final_mean", "matching_p"]
     of_gains, of_losses = (lines[spread][numbers].astype(float) for lines in (expected, found))
     np.testing.assert_allclose(of_losses, of_gains, atol=1e-8, rtol=1e-5)
+
+
+def test_losses_below_zero_have_a_minus_sign_as_all_numbers_of_a_table():
+    shown = [LOSS.value(value) for value in (-0.76375, -20_500.0, 0.5)]
+    assert shown == ["−0.7638", "−20,500", "0.5000"] and are_numbers(shown)
 
 
 def test_a_lower_loss_is_better_in_words():
