@@ -214,10 +214,11 @@ def differences(
 ) -> Table:
     """Summarise `paired` over replicates, a row for each round in which at least one pair is complete.
 
-    Of the columns `DIFFERENCES`, ``replicates`` counts the pairs, ``std`` is the sample standard deviation (NaN for
-    one pair), ``low`` and ``high`` are from `intervals.mean_interval` with the spacing (infinite for one pair).
+    Of the columns `DIFFERENCES`, ``density`` is the mean of the tickets in the pairs, ``replicates`` counts the pairs,
+    ``std`` is the sample standard deviation (NaN for one pair), ``low`` and ``high`` are from
+    `intervals.mean_interval` with the spacing (infinite for one pair).
     """
-    density = of_tickets(rows).groupby("round")["density"].mean()
+    density = of_tickets(rows).pivot(index="replicate", columns="round", values="density")
     measure = measure or metric_of(rows).early_stop
     found = paired(rows, measure, against)
     # How small a difference of losses counts as none depends on the size of the losses.
@@ -227,7 +228,9 @@ def differences(
         pairs = column.dropna()
         if len(pairs):
             mean, low, high = intervals.mean_interval(pairs.tolist(), confidence, size, spacing)
-            lines.append((number, density[number], len(pairs), mean, pairs.std(), low, high))
+            # Where whole units are pruned, each replicate has a density of its own.
+            own = density.loc[pairs.index, number].mean()
+            lines.append((number, own, len(pairs), mean, pairs.std(), low, high))
     return frame(lines, DIFFERENCES)
 
 

@@ -483,6 +483,15 @@ def test_the_smallest_matching_ticket_of_losses():
     assert verdicts.smallest_by_mean(losses, 0)["round"] == 1
 
 
+def test_the_density_of_a_difference_is_that_of_the_tickets_in_its_pairs():
+    rows = made_up({"ticket": [[0.9, 0.8]] * 3, "random_mask": [[None, 0.7], [None, None], [None, 0.6]]})
+    pruned = rows["round"] == 1
+    rows.loc[pruned, "density"] = rows.loc[pruned, "replicate"] / 10  # as where whole units are pruned
+    assert verdicts.differences(rows, against="random_mask")["density"].tolist() == [pytest.approx(0.2)]
+    rows = rows[(rows["branch"] == "ticket") | (rows["replicate"] == 3)]
+    assert verdicts.differences(rows, against="random_mask")["density"].tolist() == [pytest.approx(0.3)]
+
+
 def test_equal_differences_have_no_interval_and_tell_nothing():
     rows = made_up({"ticket": [[0.9, 0.8], [0.9, 0.8]], "random_mask": [[None, 0.7], [None, 0.7]]})
     grid = tables.controls(Judgement(rows))
