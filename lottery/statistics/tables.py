@@ -104,7 +104,8 @@ def _key_of_rounds(judgement: Judgement, points: Table) -> dict[str, str]:
     mean = f"mean and standard deviation (±) over {over} replicates" if num > 1 else "of one replicate"
     side, other = ("below", "above") if metric.is_loss else ("above", "below")
     bound = metric.bound(rule.tolerance)
-    too_few = f"{formatting.counted(num, 'replicate')} {'is' if num == 1 else 'are'} too few to decide"
+    most = int(max(judgement.rounds["replicates"], default=0))  # of any verdict; dense may have more
+    too_few = f"{formatting.counted(most, 'replicate')} {'is' if most == 1 else 'are'} too few to decide"
     key = {
         verdicts.WINNING: f"the 95 % interval within the dense network's budget is {side} {bound}; the budget is the "
         "early-stop step of the dense network",

@@ -492,6 +492,13 @@ def test_the_density_of_a_difference_is_that_of_the_tickets_in_its_pairs():
     assert verdicts.differences(rows, against="random_mask")["density"].tolist() == [pytest.approx(0.3)]
 
 
+def test_the_key_counts_the_replicates_of_verdicts_and_not_those_of_which_only_dense_is_there():
+    rows = made_up({"ticket": [[0.9, 0.95], [0.9, 0.8], [0.9, None]]})
+    key = tables.rounds(Judgement(rows, Rule(last_step=9)), results.summary(rows)).key
+    assert key["?"].startswith("2 replicates are too few to decide")
+    assert "2 replicates are too few to decide" in headline(rows).text
+
+
 def test_equal_differences_have_no_interval_and_tell_nothing():
     rows = made_up({"ticket": [[0.9, 0.8], [0.9, 0.8]], "random_mask": [[None, 0.7], [None, 0.7]]})
     grid = tables.controls(Judgement(rows))
