@@ -101,7 +101,9 @@ def _measured(run: ReportedRun) -> Iterator[Item]:
     start_alike = any(verification.same_start(run.path, number) for number in sorted(set(run.rows["replicate"]))[1:])
     how = f"{num} replicates, each with its own initialisation and order of batches"
     if num < 2:
-        how = "a round has fewer than two replicates: set run.num_replicates to 3 or more"
+        is_planned = run.experiment.run.num_replicates > 1
+        advice = "run it again to train the others" if is_planned else "set run.num_replicates to 3 or more"
+        how = f"a round has fewer than two replicates: {advice}"
     elif start_alike:
         how = "the replicates start from the same weights, and differ only in the order of batches"
     yield Item("Several runs from separate initialisations and seeds", num >= 2 and not start_alike, how)
