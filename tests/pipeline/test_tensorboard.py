@@ -181,7 +181,8 @@ def test_each_row_is_told_as_it_is_stored(interrupted):
     for row in run.table().itertuples():
         told = [one for one in rows if (one.replicate, one.round, one.branch) == (row.replicate, row.round, row.branch)]
         last = max(place for place, one in enumerate(told) if one.first)
-        stored = pd.read_csv(store.round_path(run.path, row.replicate, row.round, row.branch) / "metrics.csv")
+        file = store.round_path(run.path, row.replicate, row.round, row.branch) / "metrics.csv"
+        stored = pd.read_csv(file, float_precision="round_trip")
         assert sorted(one.row for one in told[last:]) == sorted(stored.itertuples(index=False, name=None))
         assert sum(one.first for one in told) == (2 if (row.round, row.branch) == (1, "ticket") else 1)
 

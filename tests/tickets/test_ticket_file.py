@@ -150,6 +150,8 @@ def test_whole_files_load_and_are_written_again_as_they_were(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["built-in", "keras", "keras-trained", "pruned", "tf-keras"])
 def test_whole_files_of_a_known_network_build_it(name):
+    if name == "tf-keras" and metadata.version("tf-keras").startswith("2.20"):
+        pytest.skip("this file is of tf-keras 2.21, whose input layers have an argument more")
     parts = unpacked(SEEDS[name])
     trained = parts.trained is not None
     model = tickets.Ticket(parts.masks, parts.weights, parts.trained, **parts.about).model(trained=trained)
