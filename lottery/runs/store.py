@@ -65,14 +65,13 @@ def branch_labels(folder: Path) -> list[str]:
 
 def inside(run: Folder, path: Path) -> Path:
     """Return a path below a run, or raise `LotteryError` if a symbolic link leads it out of the run's folder."""
-    try:
+    why = "leads nowhere"
+    with contextlib.suppress(OSError, RuntimeError):  # links in a circle, before Python 3.13
         place = path.resolve()
-        is_circle = place.is_symlink()
-    except (OSError, RuntimeError):  # as Python told of links in a circle before 3.13
-        is_circle = True
-    if not is_circle and place.is_relative_to(Path(run).resolve()):
-        return path
-    why = "leads nowhere" if is_circle else "leads out of the run's folder"
+        if not place.is_symlink():
+            if place.is_relative_to(Path(run).resolve()):
+                return path
+            why = "leads out of the run's folder"
     raise LotteryError(f"{str(path)!r} {why} by a symbolic link; replace the link with what belongs there.")
 
 
