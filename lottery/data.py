@@ -181,7 +181,7 @@ def load(settings: Data) -> Splits:
             "Python."
         )
     dataset = DATASETS[settings.name]
-    path, notes = _file(settings)
+    path, notes = file_of(settings)
     if path:
         arrays = read_npz(path)
     elif settings.num_examples and dataset.generate:
@@ -202,8 +202,8 @@ def load(settings: Data) -> Splits:
     return replace(splits, notes=(*splits.notes, *notes))
 
 
-def _file(settings: Data) -> tuple[Path | None, list[str]]:
-    """Return the file of a data set, None if there is no such file, and sentences that a person should read."""
+def file_of(settings: Data) -> tuple[Path | None, list[str]]:
+    """Return the file of a data set, None for one that needs none, and sentences that a person should read."""
     name = f"{settings.name}.npz"
     if settings.path:
         named = Path(settings.path)

@@ -70,6 +70,9 @@ def open_run(
     if existed:
         stack.enter_context(store.opened(path, experiment))
         verification.refuse_damaged(path, experiment)
+    if prepared is None and ingredients.data is None:
+        # For its errors, before TensorFlow is imported, which takes seconds.
+        data.file_of((transfer or experiment).data)
     recorded = store.read_environment(path)
     # Before anything is computed: TensorFlow cannot change its number of threads after.
     num_threads = environment.begin(experiment, recorded, [experiment.model.name], num_threads)

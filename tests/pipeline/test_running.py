@@ -5,6 +5,8 @@ import itertools
 import math
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -356,6 +358,18 @@ def test_bad_input_writes_nothing(tmp_path, overrides, arguments, message):
         lottery.run(ONE, overrides, out=tmp_path / "runs", on_event=quietly, **arguments)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_missing_data_file_is_named_before_tensorflow_is_imported(tmp_path):
+    code = """import sys, lottery
+try:
+    lottery.run({"data": {"name": "npz", "path": "none.npz"}})
+except lottery.errors.LotteryError as error:
+    assert "There is no data file 'none.npz'" in str(error) and "tensorflow" not in sys.modules
+    print("refused")
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "refused\n", done.stderr
 
 
 def test_a_class_of_models_builds_models(tmp_path):
