@@ -36,7 +36,7 @@ def variables(model: Any) -> dict[str, Any]:
     if not getattr(model, "built", True) or not model.variables:
         raise LotteryError(f"The model {model.name!r} is not built; give it an Input layer, or call it once.")
     named: dict[str, Any] = {}
-    _collect(model, "", named, set())
+    _collect(model, "", named, _of_metrics(model))
     return named
 
 
@@ -162,6 +162,13 @@ def children(layer: Any) -> list[Any]:
 def inside(layer: Any) -> Any:
     """Return the layer inside a pruning wrapper of tfmot; any other layer is returned itself."""
     return layer.layer if type(layer).__name__ == "PruneLowMagnitude" and hasattr(layer, "layer") else layer
+
+
+def _of_metrics(model: Any) -> set[int]:
+    """Return the identities of the variables of metrics that a model, or a model in it, has as attributes."""
+    # tf_keras 2.21 lists them among the model's, Keras 3.15 does not. The property `metrics` may be the user's own.
+    metrics = [metric for layer in all_layers(model) for metric in getattr(layer, "_metrics", None) or ()]
+    return {id(variable) for metric in metrics for variable in metric.variables}
 
 
 def _collect(layer: Any, prefix: str, named: dict[str, Any], seen: set[int]) -> None:

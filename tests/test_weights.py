@@ -104,6 +104,23 @@ def test_weights_without_names_are_named_alike_in_each_model(library):
         assert list(weights.prunable(model)) == [first, f"{first}_1", second, f"{second}_1"]
 
 
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_the_numbers_of_a_metric_in_a_model_are_no_variables_of_the_network(library):
+    library = pytest.importorskip(library)
+
+    class Counting(library.Model):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.means = library.layers.Dense(2), [library.metrics.Mean()]
+
+        def call(self, x):
+            return self.inner(x)
+
+    model = Counting()
+    model(np.zeros((1, 3), np.float32))
+    assert list(weights.variables(model)) == ["dense/kernel", "dense/bias"]
+
+
 def custom(library):
     """A layer of a user, with a matrix, a vector and integers, and others that name what is prunable."""
     Layer = library.layers.Layer
