@@ -11,6 +11,8 @@ from lottery import formatting
 from lottery.models.kerases import is_keras, put_back
 
 _AVERAGES = "_model_variables_moving_average"  # by position, as slots are; no public name (Keras 3.15, tf_keras 2.21)
+# The weights themselves, and all variables of the optimizer in one list: the places in it are not those of the weights.
+_OTHER_LISTS = ("_trainable_variables", "_variables")
 
 
 def plain(optimizer: Any) -> list[Any]:
@@ -114,11 +116,9 @@ def slots(optimizer: Any, variable: Any) -> Iterator[Any]:
         place = _place(inner, variable)
         if place is None:
             continue
-        # Keras 3.15 keeps the weights themselves in such a list too, and they are not slots.
-        variables = getattr(inner, "_trainable_variables", None) or []
-        for value in list(vars(inner).values()):
+        for name, value in list(vars(inner).items()):
             # Keras keeps slots in lists by position, one for each variable that it was built with.
-            if isinstance(value, list) and value is not variables and place < len(value):
+            if isinstance(value, list) and name not in _OTHER_LISTS and place < len(value):
                 found = value[place]
                 if hasattr(found, "assign") and found is not variable and tuple(found.shape) == tuple(variable.shape):
                     yield found

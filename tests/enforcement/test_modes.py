@@ -993,6 +993,16 @@ def test_slots_that_are_cleared_are_as_those_of_a_new_optimizer(name, library, r
                 assert np.array_equal(np.array(slot)[~mask], begin[~mask])
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_slots_are_those_of_one_weight_also_where_others_have_its_shape(library):
+    library = importlib.import_module(library)
+    model = library.Sequential([library.layers.InputLayer((4,)), *(library.layers.Dense(4) for _ in range(4))])
+    optimizer = library.optimizers.Adam()
+    optimizer.build(model.trainable_variables)
+    found = [id(slot) for variable in model.trainable_variables for slot in optimizers.slots(optimizer, variable)]
+    assert len(found) == len(set(found)) == 2 * len(model.trainable_variables)
+
+
 def _slots(model, name):
     return optimizers.slots(model.optimizer, weights.variables(model)[name])
 
