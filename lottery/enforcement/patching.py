@@ -163,6 +163,13 @@ def frozen(model: Any, entries: Sequence["Held"]) -> Iterator[None]:
         rest = [place for place, variable in enumerate(variables) if id(variable) not in own]
         return [gradients[place] for place in rest], [variables[place] for place in rest]
 
+    def untracked(track: Method) -> Method:
+        def tracking(variable: Any, **named: Any) -> None:
+            if id(variable) not in own:
+                track(variable, **named)
+
+        return tracking
+
     with contextlib.ExitStack() as stack:
         if optimizer is not None:
             if hasattr(optimizer, "build"):
@@ -175,6 +182,10 @@ def frozen(model: Any, entries: Sequence["Held"]) -> Iterator[None]:
             # A MultiOptimizer refuses fewer gradients than it has variables; the optimizers in it do not.
             for inner in updating if optimizers.delegates(optimizer) else [optimizer]:
                 stack.enter_context(applying(inner, without))
+        for layer in weights.all_layers(model):
+            if hasattr(layer, "_update_trackables"):
+                # It looks through lists of weights now and then, and would keep these as states (tf_keras 2.21).
+                stack.enter_context(replaced(layer, "_track_variable", untracked))
         for entry in entries:
             for part in weights.components(entry.variable):
                 # A gradient tape of TensorFlow 2.21 reads this attribute; `trainable` has no setter.

@@ -614,6 +614,24 @@ def test_a_weight_that_is_masked_whole_counts_in_no_norm(library, rng):
         np.testing.assert_array_equal(states[0][name], states[1][name])
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_weight_in_a_list_that_is_masked_whole_stays_a_weight(library):
+    library = importlib.import_module(library)
+
+    class Listed(library.layers.Layer):
+        def build(self, shape):
+            self.both = [self.add_weight(name="w", shape=(shape[-1], 3)) for _ in range(2)]
+
+        def call(self, x):
+            return x @ (self.both[0] + self.both[1])
+
+    model = library.Sequential([library.layers.InputLayer((6,)), Listed()])
+    kept = {"listed/w": np.zeros((6, 3), bool)}
+    with enforcement.constraint(model, kept):
+        assert len(model.layers[-1].weights) == 2
+        enforcement.audit(model, kept)
+
+
 @pytest.mark.parametrize(
     ("mode", "library", "optimizer"),
     [case for case in turns(["momentum", "adam", "rmsprop", "lion"]) if case.values[0] == "gradient"],
