@@ -67,15 +67,19 @@ class Plan:
             emptied = [names for names, kept in self.survivors.items() if kept[number] == 0]
             stalled = all(kept[number] == kept[number - 1] for kept in self.survivors.values())
             if emptied:
-                why = f"would leave nothing of {' + '.join(emptied[0])}"
+                why, advice = f"would leave nothing of {' + '.join(emptied[0])}", "prune less"
             elif stalled and not (may_rest and number > 1):
-                why = "would prune nothing"
+                why, advice = "would prune nothing", "set a lower prune.num_rounds, or prune more"
             else:
                 continue
-            raise LotteryError(
-                f"prune.num_rounds must be at most {number - 1} for these weights and rates, not "
-                f"{self.settings.num_rounds}: round {number} {why}."
-            )
+            num_rounds = self.settings.num_rounds
+            if is_open_ended(self.settings):
+                raise LotteryError(
+                    f"prune.num_rounds must be at most {number - 1} for these weights and rates, not {num_rounds}: "
+                    f"round {number} {why}."
+                )
+            # Another number of rounds prunes otherwise in each of them, so there is no highest that is known here.
+            raise LotteryError(f"Round {number} of {num_rounds} {why}: {advice}.")
 
     def num_entries(self) -> list[int]:
         """Count the entries that each round keeps; an estimate if groups of several sizes are ranked together.
