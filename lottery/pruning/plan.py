@@ -1,7 +1,7 @@
 """The plan of a run: how many entries each round keeps, from ``[prune]`` and the shapes of the weights alone."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -99,6 +99,18 @@ class Plan:
                 whole = alive[name].reshape(-1)
                 whole[whole.size - round(kept[number] / kept[0] * whole.size) :] = True
         return total_kept(self.groups.expand(alive))
+
+    def miscounted(self, number: int, masks: Masks) -> Iterator[tuple[tuple[str, ...], int, int]]:
+        """Yield what is ranked together where a round's masks keep another number, with this and the planned number."""
+        kept = num_kept(self.groups.alive(masks))
+        # Of a layer that reads and feeds only layers of which nothing is left, no mask shows which units are kept.
+        gone = [name for name, number in kept.items() if not number]
+        unknown = gone if self.units and len(gone) > 1 else []
+        for names, planned in self.survivors.items():
+            found = sum(kept[name] for name in names)
+            hidden = sum(math.prod(self.groups.shapes[name]) for name in unknown if name in names)
+            if not found <= planned[number] <= found + hidden:
+                yield names, found, planned[number]
 
     def masks(self, number: int, scores: Scores, before: Masks) -> Masks:
         """Make the masks of a round from scores and the masks that it prunes further."""

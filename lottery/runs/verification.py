@@ -307,12 +307,9 @@ def _wrong_round(stored: StoredRound, before: StoredRound | None, dense: StoredR
             yield "start.safetensors was changed."
     settings = experiment.prune
     planned = plan.of_weights(settings, kept, store.read_environment(stored.run).get("units", ()))
-    counts = masks.num_kept(planned.groups.alive(kept))
-    for names, expected in planned.survivors.items():
-        found = sum(counts[name] for name in names)
-        if found != expected[index]:
-            what = f"{' + '.join(names)} keeps {found} {settings.grouping.kind.noun}"
-            yield f"{what}, the schedule says {expected[index]}."
+    for names, found, expected in planned.miscounted(index, kept):
+        what = f"{' + '.join(names)} keeps {found} {settings.grouping.kind.noun}"
+        yield f"{what}, the schedule says {expected}."
     for name in planned.groups.broken(kept):
         yield f'The mask of {name} is not as prune.granularity = "{settings.granularity}" makes masks.'
     if (before or not index) and not stored.began_with(stored.start, held_at):

@@ -261,6 +261,25 @@ def test_units_behind_a_layer_of_which_nothing_is_left_are_still_counted(norm):
     assert planned.thresholds(scores, first, second) == {"a": None, "b": 0, "c": None}
 
 
+@pytest.mark.parametrize(
+    ("units", "rate"),
+    [
+        ([("a", "b"), ("b", "c"), ("c", "d")], 0.7),
+        ([("ac", "bd"), ("b", "c")], 0.5),  # a residual block: what c makes of b is added to what a makes
+    ],
+)
+def test_units_that_no_mask_shows_between_layers_that_are_gone_are_not_missed(units, rate):
+    scores = {name: np.full((2, 2), value) for name, value in {"a": 1.0, "b": 9.0, "c": 1.0, "d": 9.0}.items()}
+    units = [{"size": 2, "made_by": list(made_by), "read_by": list(read_by)} for made_by, read_by in units]
+    planned = plan.of_weights(Prune(granularity="unit", scope="global", rate=rate, num_rounds=1), scores, units)
+    kept = planned.masks(1, scores, planned.dense)
+    # Both units of b are kept, and read and feed nothing.
+    assert masks.num_kept(planned.groups.alive(kept))["b"] == 0
+    assert list(planned.miscounted(1, kept)) == []
+    ((_, found, wanted),) = planned.miscounted(1, planned.dense)
+    assert (found, wanted) == (2 * len(units), 2)
+
+
 def test_a_block_that_is_no_pair_is_refused_in_one_sentence():
     with pytest.raises(LotteryError, match="prune.block must be two whole numbers from 1, not 4"):
         check(Granularity("block", block=4))  # type: ignore
