@@ -7,26 +7,28 @@ from fractions import Fraction
 from lottery.errors import LotteryError
 from lottery.masks import Shapes
 
-# A function of the weights' shapes and a density over all of them: a density for each weight.
-Allocation = Callable[[Shapes, float], dict[str, float]]
+# How many groups of entries each weight has, where these are pruned whole; None counts entries.
+Sizes = Mapping[str, int] | None
+# A function of the weights' shapes, a density over all of them, and their sizes: a density for each weight.
+Allocation = Callable[[Shapes, float, Sizes], dict[str, float]]
 
 
-def uniform(shapes: Shapes, density: float) -> dict[str, float]:
+def uniform(shapes: Shapes, density: float, sizes: Sizes = None) -> dict[str, float]:
     """Give every weight the density of all weights together, which must be in [0, 1]."""
     _check(density)
     return dict.fromkeys(shapes, float(density))
 
 
-def erk(shapes: Shapes, density: float) -> dict[str, float]:
+def erk(shapes: Shapes, density: float, sizes: Sizes = None) -> dict[str, float]:
     """Keep of each weight a number of entries proportional to the sum of its dimensions (Erdos-Renyi-kernel).
 
     A kernel of n entries and dimensions d_1, ..., d_k has the density min(1, c (d_1 + ... + d_k) / n), where c is the
     number that meets the density of the whole, in [0, 1]. For matrices that is the random graph of Mocanu et al. 2018,
     https://arxiv.org/abs/1707.04780, equation 1; for convolutions Evci et al. 2020, https://arxiv.org/abs/1911.11134,
-    section 3.
+    section 3. With `sizes`, n is the number of groups that a kernel has, and so many groups are kept.
     """
     _check(density)
-    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    sizes = sizes or {name: math.prod(shape) for name, shape in shapes.items()}
     # A weight of a single number has no dimensions, and is divided by their sum.
     sums = {name: sum(shape) or 1 for name, shape in shapes.items()}
     found: dict[str, float] = {}

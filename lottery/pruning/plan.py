@@ -185,19 +185,21 @@ def by_schedule(
     }
 
 
-def by_allocation(shapes: Shapes, schedule: Schedule, num_rounds: int, allocate: Allocation) -> Survivors:
+def by_allocation(
+    shapes: Shapes, schedule: Schedule, num_rounds: int, allocate: Allocation, sizes: allocation.Sizes = None
+) -> Survivors:
     """Plan rounds in which an allocation divides the survivors among the weights, each ranked by itself.
 
     A round keeps exactly its density times the size of all weights, rounded half to even, and of no weight more than
     the round before.
     """
-    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    sizes = sizes or {name: math.prod(shape) for name, shape in shapes.items()}
     rounds = [sizes]
     for number in range(1, num_rounds + 1):
         density = schedule.density(number)
         total = schedules.share(density, sum(sizes.values()))
-        rounds.append(allocation.counts(allocate(shapes, density), sizes, total, most=rounds[-1]))
-    return {(name,): [kept[name] for kept in rounds] for name in shapes}
+        rounds.append(allocation.counts(allocate(shapes, density, sizes), sizes, total, most=rounds[-1]))
+    return {(name,): [kept[name] for kept in rounds] for name in sizes}
 
 
 def _survivors(settings: Prune, groups: Groups) -> Survivors:
@@ -213,7 +215,10 @@ def _survivors(settings: Prune, groups: Groups) -> Survivors:
         return {(name,): counts for name, counts in fixed.items()}
     schedule = schedule_of(settings)
     if allocate := allocation.ALLOCATIONS[settings.allocation]:
-        return by_allocation(groups.shapes, schedule, settings.num_rounds, allocate)
+        # By the dimensions of the kernels, which the arrays of their groups do not have.
+        shapes = {name: groups.weights[name] for name in groups.shapes}
+        sizes = {name: math.prod(shape) for name, shape in groups.shapes.items()}
+        return by_allocation(shapes, schedule, settings.num_rounds, allocate, sizes)
     exceptions = {name: SCHEDULES[settings.schedule](rate, settings.num_rounds) for name, rate in rates.items()}
     # Beside a final density every weight meets densities, and not rates.
     if settings.final_density:

@@ -243,6 +243,17 @@ def test_entry_by_entry_down_to_the_last(allocate, shapes, high, step):
     )
 
 
+@pytest.mark.parametrize("allocate", ALLOCATED)
+def test_blocks_are_divided_by_the_dimensions_of_kernels_as_their_entries_are(allocate):
+    shapes = {"conv2d/kernel": (3, 3, 2, 4), "dense/kernel": (20, 10)}
+    entries = Prune(allocation=allocate, rate=0.5, num_rounds=3)
+    blocks = entries.model_copy(update={"granularity": "block", "block": (1, 1)})
+    assert planned(blocks, shapes, 3) == planned(entries, shapes, 3)
+    # 36 and 100 blocks of two entries each: of 34, ERK keeps 34 * 12 / 42 and 34 * 30 / 42.
+    pairs = blocks.model_copy(update={"block": (2, 1), "rate": 0.75, "num_rounds": 1})
+    assert planned(pairs, shapes, 1)[("conv2d/kernel",)] == [36, {"uniform": 9, "erk": 10}[allocate]]
+
+
 def test_uniform_keeps_the_same_part_of_every_layer():
     rounds = planned(Prune(allocation="uniform", rate=0.2, num_rounds=20), LENET, 20)
     for (name,), kept in rounds.items():
