@@ -73,7 +73,7 @@ def prune(
     # Groups are made from what stays whole, so these rates are resolved before there are any.
     whole = [name for name, rate in by_weight.items() if not rate]
     groups = grouped(how, shapes(magnitudes), units_of(how, model, whole))
-    own = ranking.by_weight(groups.shapes, rates)
+    own = ranking.by_weight(groups.shapes, rates, f"rates of {how.kind.noun}")
     # For its errors: a threshold and n of m rank nothing in a scope, and would not miss an unknown one.
     ranking.groups(magnitudes, scope)
     if below is None:
