@@ -104,7 +104,7 @@ class Plan:
         """Yield what is ranked together where a round's masks keep another number, with this and the planned number."""
         kept = num_kept(self.groups.alive(masks))
         # Of a layer that reads and feeds only layers of which nothing is left, no mask shows which units are kept.
-        gone = [name for name, number in kept.items() if not number]
+        gone = [name for name, count in kept.items() if not count]
         unknown = gone if self.units and len(gone) > 1 else []
         for names, planned in self.survivors.items():
             found = sum(kept[name] for name in names)

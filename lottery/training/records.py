@@ -76,7 +76,7 @@ def loss_and_accuracy(logs: Logs, what: str) -> tuple[float, float]:
     if accuracy < -ACCURACY_ROUNDING or accuracy > 1 + ACCURACY_ROUNDING:
         raise LotteryError(
             f"The model's {name!r} is {accuracy:g}, but an accuracy is a fraction from 0 to 1; report a fraction, or "
-            "give this metric a name that does not end in accuracy."
+            "give this metric another name."
         )
     return loss, accuracy
 
