@@ -11,7 +11,7 @@ import numpy as np
 
 # The purpose of a random number is part of its seed, so that no two purposes share a stream.
 # With other numbers a stored run would draw other weights and batches, and could not go on.
-INITIALISATION, BATCHES, AUGMENTATION, SCORES, BRANCH, SIBLINGS, REWIND = 1, 2, 3, 4, 5, 6, 7
+INITIALISATION, BATCHES, AUGMENTATION, SCORES, BRANCH, SIBLINGS, REWIND, NOISE = 1, 2, 3, 4, 5, 6, 7, 8
 
 # Names of modules in `sys.modules` that hold global generators; and what Keras 3.15 calls its seed and its generator.
 _TENSORFLOW, _KERAS = "tensorflow.python.eager.context", "keras.src.backend.common.global_state"

@@ -45,6 +45,11 @@ def is_random_state(name: str) -> bool:
     return name.rsplit("/", 1)[-1].startswith("seed_generator_state")
 
 
+def is_generator(name: str) -> bool:
+    """Return True for the name of the state of a random layer or of a ``tf.random.Generator``."""
+    return is_random_state(name) or name.rsplit("/", 1)[-1].startswith("StateVar")
+
+
 def portable(model: Any) -> dict[str, Any]:
     """Return the `variables` that mean the same in another process and in the other Keras.
 

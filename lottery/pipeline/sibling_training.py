@@ -124,19 +124,7 @@ def train_sibling(training: Training, pair: Siblings, order: int) -> None:
     network = NetworkId(replicate, pair.round, pair.branch(order))
     start = masks.apply(pair.start(order, state), kept, pair.pruned.held_at)
     words = siblings.seed_words(pair.experiment, replicate, order)
-    own = _with_noise(training, pair, order)
-    trained = network_training.train_network(own, network, start, kept, Span(step), words=words)
+    trained = network_training.train_network(training, network, start, kept, Span(step), words=words)
     last = pair.experiment.train.num_steps
     about = {"order": order, "first_step": step, "last_step": last, "step_sha256": digest}
     network_training.store_network(training, network, trained, {**about, "thresholds": dict.fromkeys(kept)})
-
-
-def _with_noise(training: Training, pair: Siblings, order: int) -> Training:
-    """Draw the first states of generators that the model does not hold anew for the second order of the data."""
-    if order == 1:
-        return training
-    # Names count the models that a process has built, so they must not decide what is drawn.
-    trainer = training.prepared.trainer.redrawn(
-        lambda name, value: pair.redrawn(order, "", value) if siblings.is_generator(name) else value
-    )
-    return dataclasses.replace(training, prepared=dataclasses.replace(training.prepared, trainer=trainer))

@@ -84,8 +84,8 @@ class Siblings:
         """
         if order == 1:
             return dict(state)
-        redrawn = {name: self.redrawn(order, name, value) for name, value in state.items() if is_generator(name)}
-        return {**state, **redrawn}
+        generators = filter(weights.is_generator, state)
+        return {**state, **{name: self.redrawn(order, name, state[name]) for name in generators}}
 
     def redrawn(self, order: int, name: str, value: Any) -> np.ndarray:
         """Draw another state of a generator of random numbers for an order of the data, always the same one."""
@@ -126,11 +126,6 @@ def seed_words(experiment: config.Experiment, replicate: int, order: int) -> tup
     # The last word is the purpose, as in every training: augmentation draws by the words before it.
     own = () if order == 1 else (randomness.SIBLINGS, order)
     return (experiment.run.seed, replicate, *own, randomness.BATCHES)
-
-
-def is_generator(name: str) -> bool:
-    """Check if a variable of this name is the state of a random layer or of a ``tf.random.Generator``."""
-    return weights.is_random_state(name) or name.rsplit("/", 1)[-1].startswith("StateVar")
 
 
 def networks_from(run: Path, replicate: int, step: int) -> list[Path]:

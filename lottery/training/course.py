@@ -201,6 +201,7 @@ class Course:
         """Assign the start weights under the masks, and a fresh optimizer."""
         weights.assign(self.model, masks.apply(self.start, self.kept, self.held_at))
         self.trainer.reset()
+        self.trainer.draw_noise(self.seed)
         # After the reset, which has given these slots the values of the first network. A new optimizer's begin here.
         for variable, average in optimizers.averages(self.model):
             average.assign(variable)

@@ -1,14 +1,13 @@
 """Train the networks of an experiment under masks, one after the other, with one model and one or two engines."""
 
 import contextlib
-import copy
 import functools
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
 
-from lottery import masks, weights
+from lottery import masks, randomness, weights
 from lottery.data import Splits, Streams
 from lottery.masks import Masks, Weights
 from lottery.models.kerases import tf
@@ -99,6 +98,18 @@ class Trainer:
         if mirrored.strategy_of(self.model) is not None:
             mirrored.draw_apart(self.model)
 
+    def draw_noise(self, seed: tuple[int, ...]) -> None:
+        """Set generators of random numbers that the model does not hold, by the seed words of a training's batches.
+
+        Layers of tf_keras have such generators. Without this, all replicates would have the same dropout.
+        """
+        generators = [variable for variable, _ in self.touched() if weights.is_generator(variable.name)]
+        for place, variable in enumerate(generators):
+            # The last word is the purpose, that of batches.
+            source = randomness.generator(*seed[:-1], randomness.NOISE, place)
+            state = source.integers(2**31, size=tuple(variable.shape))
+            variable.assign(state.astype(variable.dtype.as_numpy_dtype))
+
     def engine(self, kept: Masks, name: str | None = None) -> tuple[Engine, str, str]:
         """Return the engine for a network with these masks, its name and the reason; `name` decides if it is given."""
         chosen, reason = engine_choice.choose(self.network, self.settings, kept)
@@ -130,14 +141,6 @@ class Trainer:
         chosen.begin(kept)
         return chosen
 
-    def redrawn(self, draw: Callable[[str, np.ndarray], np.ndarray]) -> "Trainer":
-        """Make a trainer of the same model whose `reset` sets what `draw` makes of each variable's name and value."""
-        # Before the copy, or each of the two would enforce the masks.
-        self.hold()
-        other = copy.copy(self)
-        other._first_values = [(variable, draw(variable.name, value)) for variable, value in self.touched()]
-        return other
-
     def train(
         self,
         start: Weights,
@@ -154,7 +157,7 @@ class Trainer:
         training ends with them, as Keras' ``fit`` does. The early-stop step is found from the last change of masks on.
 
         Args:
-            seed: Words that decide the order of the batches.
+            seed: Words that decide the order of the batches, and noise such as dropout.
             watch: Functions by step, each called with every variable after that step. A training that resumes does not
                 repeat earlier calls, so their results belong in `Checkpointer.memory` or on disk.
             on_step: Called several times a second, and with each new row of `Trained.metrics`; when a training resumes,

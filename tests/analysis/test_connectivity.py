@@ -25,7 +25,6 @@ from lottery.pipeline import (
     building,
     connecting,
     interpolation,
-    network_training,
     preparing,
     sibling_paths,
     sibling_training,
@@ -554,10 +553,7 @@ def test_outdated_paths_are_left_out_and_measured_again(copied):
 
 
 def test_the_second_sibling_has_other_dropout(connected):
-    """In the states of random layers, and in generators that a model does not hold; nothing else is another."""
-    import keras
-    import tensorflow as tf
-
+    """In the states of random layers; nothing else is another."""
     run, _ = connected
     states = [files.read_arrays(pair_of(run, 1, 0, step).state_file) for step in (0, K)]
     model, x = build(), np.ones((50, 6), np.float32)
@@ -573,28 +569,6 @@ def test_the_second_sibling_has_other_dropout(connected):
         again = pair_of(run, 1, 0).start(2, state)
         assert all(np.array_equal(again[name], other[name]) for name in state)
         assert np.any(pair_of(run, 2, 0).start(2, state)[changed[0]] != other[changed[0]])
-
-    class Noise(keras.layers.Layer):
-        def __init__(self):
-            super().__init__()
-            self.source = tf.random.Generator.from_seed(3)
-
-        def call(self, inputs, training=False):
-            return inputs + self.source.normal(tf.shape(inputs)) if training else inputs
-
-    def noisy():
-        return keras.Sequential([keras.Input((6,)), Noise(), keras.layers.Dense(3)])
-
-    prepared = prepare(config.load(TABLES, {"train": {"num_steps": 2}}), Ingredients(noisy, arrays()))
-    training, start = network_training.Training(None, prepared, quietly), weights.read_state(prepared.trainer.model)
-    kept, words = masks.ones_like({"dense/kernel": start["dense/kernel"]}), (1, 2)
-
-    def trained(number):
-        own = sibling_training._with_noise(training, Siblings(None, prepared.experiment, 1, 0, 0), number)
-        return own.prepared.trainer.train(start, kept, words).weights["dense/kernel"]
-
-    one, other = trained(1), trained(2)  # with the same batches
-    assert np.any(one != other) and np.array_equal(one, trained(1)) and np.array_equal(other, trained(2))
 
 
 def test_siblings_of_other_weights_are_refused(copied):

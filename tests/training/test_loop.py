@@ -7,8 +7,9 @@ import tensorflow as tf
 from lottery import data, randomness, weights
 from lottery.errors import LotteryError
 from lottery.models import networks
+from lottery.pipeline import building
 from lottery.training import compiling, examples, loop
-from lottery.training.records import loss_and_accuracy
+from lottery.training.records import Span, loss_and_accuracy
 from lottery.training.settings import Train
 from lottery.training.trainer import Trainer
 from tests.conftest import toy_arrays
@@ -31,8 +32,29 @@ def prepared(build=None, settings=SETTINGS, num_test=617):
 def random_network(keras):
     layers = keras.layers
     return keras.Sequential(
-        [keras.Input((6,)), layers.Dense(8, "relu"), layers.BatchNormalization(), layers.Dropout(0.3), layers.Dense(3)]
+        [
+            layers.InputLayer((6,)),
+            layers.Dense(8, "relu"),
+            layers.BatchNormalization(),
+            layers.Dropout(0.3),
+            layers.Dense(3),
+        ]
     )
+
+
+def test_each_replicate_has_dropout_of_its_own():
+    """Layers of tf_keras draw from generators that are none of the model's variables, which a round sets back."""
+    import tf_keras
+
+    compiled, _ = prepared(lambda keras: building.build_model(lambda: random_network(tf_keras), 5))
+
+    def drawn(replicate):
+        # Nothing is trained, so that the generators are as training begins with them.
+        compiled.train(weights.read_state(compiled.model), {}, (0, replicate, randomness.BATCHES), Span(0, 0))
+        return [np.array(variable) for variable, _ in compiled.touched() if weights.is_generator(variable.name)]
+
+    (first,), (second,), (again,) = drawn(1), drawn(2), drawn(1)
+    assert np.any(first != second) and np.array_equal(first, again)
 
 
 @pytest.mark.parametrize("examples,size,steps", [(10, 3, 20), (64, 16, 9), (7, 7, 5)])
