@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,6 +10,9 @@ from lottery import masks
 from lottery.errors import LotteryError
 from lottery.masks import Masks, Weights
 from lottery.pruning import gradients, ranking
+
+if TYPE_CHECKING:
+    from lottery.pruning.settings import Prune
 
 
 @dataclass(frozen=True)
@@ -187,9 +190,11 @@ class Criterion:
     needs_network: bool = False
     is_signed: bool = False  # its scores may be negative
     ranks_entries: bool = False  # in steps of its own, so that scores cannot be pooled in groups
+    is_chance: bool = False  # its scores are draws, of which a group takes one
     # How often it has been defined anew. Rounds record it, so that masks of two definitions are not taken for one.
     definition: int = 1
     definition_at_once: int = 1  # the same, for prune.iterative = false, if that is the higher number
+    definition_of_groups: int = 1  # the same, where the scores of a group become one
     # Raises `LotteryError` if a model and a batch of inputs are not what it can score.
     check_model: Callable[[Any, Any], None] = lambda model, inputs: None
 
@@ -209,7 +214,7 @@ CRITERIA: dict[str, Criterion] = {
     "small_init_small_final": Criterion(small_init_small_final, definition=2, definition_at_once=3),
     "magnitude_increase": Criterion(magnitude_increase, is_signed=True),
     "movement": Criterion(movement),
-    "random": Criterion(random),
+    "random": Criterion(random, is_chance=True, definition_of_groups=2),  # a draw for each group
     "snip": Criterion(snip, needs_network=True, definition=2),  # a batch balanced by class
     "grasp": Criterion(
         grasp,
@@ -234,15 +239,17 @@ def facts(name: str) -> Criterion:
     return CRITERIA.get(name) or Criterion(_of_the_caller)
 
 
-def definition(name: str, iterative: bool) -> int:
-    """Return the number of a criterion's present definition."""
-    known = facts(name)
-    return known.definition if iterative else max(known.definition, known.definition_at_once)
+def definition(prune: "Prune") -> int:
+    """Return the number of the present definition of an experiment's criterion."""
+    known = facts(prune.criterion)
+    at_once = 1 if prune.iterative else known.definition_at_once
+    of_groups = known.definition_of_groups if prune.grouping.kind.pools else 1
+    return max(known.definition, at_once, of_groups)
 
 
-def is_current(name: str, iterative: bool, record: Mapping[str, Any]) -> bool:
-    """Return True if the masks of a pruned round, from its record, were made by a criterion's present definition."""
-    return record.get("definition", 1) == definition(name, iterative)
+def is_current(prune: "Prune", record: Mapping[str, Any]) -> bool:
+    """Return True if the masks of a pruned round, from its record, were made by its criterion's present definition."""
+    return record.get("definition", 1) == definition(prune)
 
 
 def _of_the_caller(inputs: CriterionInputs) -> dict[str, np.ndarray]:

@@ -37,9 +37,20 @@ def largest(values: np.ndarray, present: np.ndarray, sizes: Any) -> np.ndarray:
     return np.where(present.any(axis=0), highest, 0)
 
 
-# By the name in ``prune.norm``. Functions of scores in double precision, (entries of a group, groups), of an array that
-# is True where an entry is still kept, and of what to divide the sums of groups by, to make them means.
-NORMS: dict[str, Callable[[np.ndarray, np.ndarray, Any], np.ndarray]] = {"l1": l1, "l2": l2, "max": largest}
+def first(values: np.ndarray, present: np.ndarray, sizes: Any) -> np.ndarray:
+    """The score of a group's first entry that is kept; 0 of a group without any.
+
+    For scores that are drawn at random: a sum or a maximum of draws would tell how many entries a group has.
+    """
+    places = present.argmax(axis=0)[None]
+    return np.where(present.any(axis=0), np.take_along_axis(values, places, axis=0)[0], 0)
+
+
+# A function of scores in double precision, (entries of a group, groups), of an array that is True where an entry is
+# still kept, and of what to divide the sums of groups by, to make them means.
+Norm = Callable[[np.ndarray, np.ndarray, Any], np.ndarray]
+# By the name in ``prune.norm``.
+NORMS: dict[str, Norm] = {"l1": l1, "l2": l2, "max": largest}
 
 
 @dataclass(frozen=True)
@@ -69,8 +80,11 @@ class Groups:
         self.shapes = weights
         self.how = how
 
-    def pool(self, scores: Scores, masks: Masks, is_mean: bool) -> Scores:
-        """Make a score of each group from its kept entries, a mean if groups of other sizes are ranked beside it."""
+    def pool(self, scores: Scores, masks: Masks, is_mean: bool, norm: Norm | None = None) -> Scores:
+        """Make a score of each group from its kept entries, a mean if groups of other sizes are ranked beside it.
+
+        `norm` takes the place of the one that the granularity names.
+        """
         return scores
 
     def alive(self, masks: Masks) -> Masks:
@@ -108,9 +122,9 @@ class _Pooled(Groups):
         whole = {weight: np.broadcast_to(True, shape) for weight, shape in self.weights.items()}
         return self._members(name, whole, False).sum(axis=0)
 
-    def pool(self, scores: Scores, masks: Masks, is_mean: bool) -> Scores:
+    def pool(self, scores: Scores, masks: Masks, is_mean: bool, norm: Norm | None = None) -> Scores:
         _check_scores(masks, scores)
-        pooled = {}
+        pooled, norm = {}, norm or NORMS[self.how.norm]
         for name, shape in self.shapes.items():
             # In double precision: sums in single precision would round to ties that the scores do not have.
             values = self._members(name, scores).astype(np.float64)
@@ -119,7 +133,7 @@ class _Pooled(Groups):
             # Beside groups of other sizes the mean counts, so that a group is not kept for its size alone.
             are_uneven = np.unique(self._sizes(name)).size > 1
             divisors = np.maximum(present.sum(axis=0), 1) if is_mean or are_uneven else 1
-            pooled[name] = NORMS[self.how.norm](values, present, divisors).reshape(shape)
+            pooled[name] = norm(values, present, divisors).reshape(shape)
         return pooled
 
     def alive(self, masks: Masks) -> Masks:
@@ -231,7 +245,7 @@ class NOfM(Groups):
     equal entries where this prunes the earlier.
     """
 
-    def pool(self, scores: Scores, masks: Masks, is_mean: bool = False) -> Scores:
+    def pool(self, scores: Scores, masks: Masks, is_mean: bool = False, norm: Norm | None = None) -> Scores:
         """Rank entries within their groups, the highest last at -1, so that ranking all prunes as many of each."""
         _check_scores(masks, scores)
         pooled = {}

@@ -54,6 +54,8 @@ class Plan:
         # Of rounds 0 to ``prune.num_rounds``; where entries are pruned in groups, groups are counted.
         self.survivors: Survivors = _survivors(settings, self.groups)
         self._is_global = settings.scope == ranking.GLOBAL
+        # Of draws, a group takes one, so that each group is as likely to go as another of any size.
+        self._norm = granularity.first if criteria.facts(settings.criterion).is_chance else None
 
     @property
     def dense(self) -> Masks:
@@ -118,13 +120,13 @@ class Plan:
         left = num_kept(alive)
         # By what is left: a round that is made from the dense network prunes more than one that is not.
         pruned = {names: sum(left[name] for name in names) - kept[number] for names, kept in self.survivors.items()}
-        pooled = self.groups.pool(scores, before, self._is_global)
+        pooled = self.groups.pool(scores, before, self._is_global, self._norm)
         return self.groups.expand(ranking.prune_counts(pooled, alive, pruned))
 
     def thresholds(self, scores: Scores, before: Masks, after: Masks) -> dict[str, float | None]:
         """Return the highest score pruned from each weight, as `ranking.thresholds`; of groups, their pooled scores."""
         if self.settings.grouping.kind.pools:
-            scores = self.groups.pool(scores, before, self._is_global)
+            scores = self.groups.pool(scores, before, self._is_global, self._norm)
         highest = ranking.thresholds(scores, self.groups.alive(before), self.groups.alive(after))
         return dict.fromkeys(before) | highest
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lottery import config, masks, pruning, weights
 from lottery.errors import LotteryError
-from lottery.pruning import branches, plan, schedules
+from lottery.pruning import branches, criteria, plan, schedules
 from lottery.pruning.granularity import GRANULARITIES, NORMS, Granularity, check
 from lottery.pruning.settings import Prune
 from tests.pruning.test_plan import check_rounds, planned
@@ -243,6 +243,22 @@ def test_random_units_differ_from_the_tickets():
     }
     assert len(seen | {kept["a"].tobytes()}) == 10
     assert plan.of_weights(Prune(), kept).shuffled(kept) is None
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_chance_takes_units_of_every_size_alike(norm):
+    """The mean of many draws lies near a half, and their maximum near one."""
+    ones = {"a": np.ones((200, 20)), "b": np.ones((20, 20)), "c": np.ones((20, 3))}
+    units = [{"size": 20, "made_by": ["a"], "read_by": ["b"]}, {"size": 20, "made_by": ["b"], "read_by": ["c"]}]
+    settings = Prune(criterion="random", granularity="unit", scope="global", norm=norm, rate=0.2, num_rounds=1)
+    planned = plan.of_weights(settings, ones, units)
+
+    def kept(seed):
+        inputs = planned.criterion_inputs(1, ones, ones, planned.dense, np.random.default_rng(seed))
+        return planned.groups.alive(planned.masks(1, criteria.random(inputs), planned.dense))
+
+    # Of 8 that go, 4 are expected to be of each layer.
+    assert np.mean([np.sum(kept(seed)["a"]) for seed in range(100)]) == pytest.approx(16, abs=0.5)
 
 
 @pytest.mark.parametrize("norm", ["l1", "max"])
