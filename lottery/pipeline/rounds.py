@@ -10,7 +10,7 @@ from lottery.errors import LotteryError
 from lottery.masks import Masks, Weights
 from lottery.pipeline import building, network_training
 from lottery.pipeline.network_training import Training, Watch
-from lottery.pruning import criteria, mask_actions, plan, rewinding
+from lottery.pruning import mask_actions, plan, rewinding
 from lottery.pruning.plan import Source
 from lottery.runs import store
 from lottery.runs.store import NetworkId
@@ -55,7 +55,7 @@ class Chain:
             if not store.is_stored(run, number, 1):
                 continue
             record = store.read_record(store.round_path(run, number, 1))
-            if not criteria.is_current(prune, record):
+            if not plan.is_current(prune, record):
                 raise LotteryError(
                     f"The rounds of {str(run)!r} were pruned by an earlier definition of {prune.criterion}, so more "
                     "would not belong to them; start a run of another name."
@@ -120,7 +120,7 @@ class Chain:
         network = NetworkId(self.replicate, number)
         reached = network_training.dense_loss_step(self.training, network, trained)
         details: dict[str, Any] = {"thresholds": thresholds, "dense_loss_step": reached}
-        definition = criteria.definition(self.experiment.prune)
+        definition = plan.definition(self.experiment.prune)
         if number and definition > 1:
             # Without a first one, so that records of criteria that never changed stay as they were.
             details |= {"definition": definition}

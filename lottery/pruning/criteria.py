@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -10,9 +10,6 @@ from lottery import masks
 from lottery.errors import LotteryError
 from lottery.masks import Masks, Weights
 from lottery.pruning import gradients, ranking
-
-if TYPE_CHECKING:
-    from lottery.pruning.settings import Prune
 
 
 @dataclass(frozen=True)
@@ -237,19 +234,6 @@ def facts(name: str) -> Criterion:
     """Return the record of a criterion; of a function of the caller's, one without facts, whose scores are unknown."""
     # A stored run names a function only as "given", and is read without it.
     return CRITERIA.get(name) or Criterion(_of_the_caller)
-
-
-def definition(prune: "Prune") -> int:
-    """Return the number of the present definition of an experiment's criterion."""
-    known = facts(prune.criterion)
-    at_once = 1 if prune.iterative else known.definition_at_once
-    of_groups = known.definition_of_groups if prune.grouping.kind.pools else 1
-    return max(known.definition, at_once, of_groups)
-
-
-def is_current(prune: "Prune", record: Mapping[str, Any]) -> bool:
-    """Return True if the masks of a pruned round, from its record, were made by its criterion's present definition."""
-    return record.get("definition", 1) == definition(prune)
 
 
 def _of_the_caller(inputs: CriterionInputs) -> dict[str, np.ndarray]:

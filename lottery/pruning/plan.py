@@ -1,7 +1,7 @@
 """The plan of a run: how many entries each round keeps, from ``[prune]`` and the shapes of the weights alone."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -143,21 +143,32 @@ class Plan:
         rng: np.random.Generator,
         network: criteria.ScoredModel | None = None,
     ) -> criteria.CriterionInputs:
-        """Collect the inputs of a criterion before a round; of `initial` and `trained`, the prunable weights."""
+        """Collect the inputs of a criterion before a round; of `initial` and `trained`, the prunable weights.
+
+        A criterion cannot write into the arrays, which the round goes on with.
+        """
         targets = {names: counts[number] for names, counts in self.survivors.items()}
         total = sum(counts[0] for counts in self.survivors.values())
         # Without iterations the dense network is scored, or ranks among survivors would depend on earlier rounds.
         scored = kept if self.settings.iterative else self.dense
         return criteria.CriterionInputs(
-            initial={name: initial[name] for name in kept},
-            trained={name: trained[name] for name in kept},
-            kept=scored,
+            initial=_read_only(initial, kept),
+            trained=_read_only(trained, kept),
+            kept=_read_only(scored, kept),
             rng=rng,
             density=sum(targets.values()) / total,
             scope=self.settings.scope,
             network=network,
             targets=None if self.settings.grouping.kind.pools else targets,
         )
+
+
+def _read_only(arrays: Weights, names: Iterable[str]) -> dict[str, np.ndarray]:
+    """Return views of some arrays, by name, that cannot be written to."""
+    views = {name: arrays[name].view() for name in names}
+    for view in views.values():
+        view.flags.writeable = False
+    return views
 
 
 def of_weights(settings: Prune, arrays: Mapping[str, Any], units: Sequence[Units] = ()) -> Plan:
@@ -279,6 +290,19 @@ def steps_to(settings: Prune, number: int, rewind_step: int, num_steps: int) -> 
     steps = sum(num_steps - (rewind_step if each else 0) for each in rounds)
     # Without the dense network, the steps to the one that training is rewound to.
     return steps if 0 in rounds else steps + rewind_step
+
+
+def definition(settings: Prune) -> int:
+    """Return the number of the present definition of an experiment's criterion."""
+    known = criteria.facts(settings.criterion)
+    at_once = 1 if settings.iterative else known.definition_at_once
+    of_groups = known.definition_of_groups if settings.grouping.kind.pools else 1
+    return max(known.definition, at_once, of_groups)
+
+
+def is_current(settings: Prune, record: Mapping[str, Any]) -> bool:
+    """Return True if the masks of a pruned round, from its record, were made by its criterion's present definition."""
+    return record.get("definition", 1) == definition(settings)
 
 
 def is_repeatable(settings: Prune) -> bool:

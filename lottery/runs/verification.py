@@ -112,7 +112,7 @@ def not_repeated(run: Path, again: Recomputation | None = None) -> list[str]:
     experiment = store.read_experiment(run)
     criterion = experiment.prune.criterion
     made = [stored.record for stored in stored_rounds(run, branches=False) if stored.round]
-    are_current = all(criteria.is_current(experiment.prune, record) for record in made)
+    are_current = all(plan.is_current(experiment.prune, record) for record in made)
     found = []
     has_own_model = not networks.is_built_in(experiment.model.name)
     if has_own_model and any(same_start(run, number) for number in store.replicates(run, experiment)[1:]):
@@ -321,7 +321,7 @@ def _wrong_round(stored: StoredRound, before: StoredRound | None, dense: StoredR
         return
     if not plan.is_from_dense(settings) and not masks.is_nested(kept, before.masks):
         yield "A pruned entry has come back."
-    if plan.is_repeatable(settings) and criteria.is_current(settings, stored.record):
+    if plan.is_repeatable(settings) and plan.is_current(settings, stored.record):
         rng = randomness.generator(experiment.run.seed, replicate, randomness.SCORES, index)
         scored = (before if settings.iterative else dense).weights
         inputs = planned.criterion_inputs(index, dense.start, scored, before.masks, rng)

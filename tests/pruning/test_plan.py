@@ -263,3 +263,14 @@ def test_without_iterations_each_round_is_what_one_shot_gives(name, scope, rng):
         expected = found.masks(number, CRITERIA[name].score(alone), found.dense)
         for key in initial:
             assert np.array_equal(kept[key], expected[key]) and np.array_equal(once[key], expected[key])
+
+
+@pytest.mark.parametrize("part", ["initial", "trained", "kept"])
+def test_a_criterion_cannot_write_into_what_the_round_goes_on_with(part):
+    arrays = {"w": np.arange(-6.0, 6.0)}
+    found = plan.of_weights(Prune(num_rounds=1), arrays)
+    for kept in (found.dense, found.masks(1, arrays, found.dense)):
+        inputs = found.criterion_inputs(1, arrays, arrays, kept, np.random.default_rng(0))
+        with pytest.raises(ValueError, match="read-only"):
+            getattr(inputs, part)["w"][:] = 0
+    assert np.array_equal(arrays["w"], np.arange(-6.0, 6.0))
