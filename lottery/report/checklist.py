@@ -98,7 +98,7 @@ def _measured(run: ReportedRun) -> Iterator[Item]:
     yield Item("The accuracy at each point, and the accuracy of the unpruned network", has_value, how)
     # Of the round that has the fewest.
     num = int(of_tickets(run.rows).groupby("round")["replicate"].nunique().min())
-    start_alike = any(verification.same_start(run.path, number) for number in sorted(set(run.rows["replicate"]))[1:])
+    start_alike = bool(verification.same_starts(run.path, run.experiment))
     how = f"{num} replicates, each with its own initialisation and order of batches"
     if num < 2:
         is_planned = run.experiment.run.num_replicates > 1

@@ -1,6 +1,7 @@
 """Every checksum and every invariant of a run, computed again from its files."""
 
 import contextlib
+import hashlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -50,11 +51,12 @@ def verify(run: store.Folder, again: Recomputation | None = None) -> Iterator[tu
     run = Path(run)
     experiment = store.read_experiment(run)
     store.refuse_links(run)
+    # A function of the user's own may load its weights; `not_repeated` reports that.
+    repeated = same_starts(run, experiment) if networks.is_built_in(experiment.model.name) else []
     for replicate in store.replicates(run, experiment):
         complete = store.complete_rounds(run, replicate)
-        # A function of the user's own may load its weights; `not_repeated` reports that.
-        if complete and networks.is_built_in(experiment.model.name) and same_start(run, replicate):
-            yield f"replicate {replicate}", ["It starts from the weights of the replicate before it."]
+        if complete and replicate in repeated:
+            yield f"replicate {replicate}", ["It starts from the weights of a replicate before it."]
         for path in sorted((run / f"replicate-{replicate}").glob("step-*.safetensors")):
             yield f"replicate {replicate}, {path.stem.replace('-', ' ')}", siblings.wrong_state(path)
         for where, sentence in _out_of_place(run, replicate, experiment.prune.num_rounds):
@@ -115,7 +117,7 @@ def not_repeated(run: Path, again: Recomputation | None = None) -> list[str]:
     are_current = all(plan.is_current(experiment.prune, record) for record in made)
     found = []
     has_own_model = not networks.is_built_in(experiment.model.name)
-    if has_own_model and any(same_start(run, number) for number in store.replicates(run, experiment)[1:]):
+    if has_own_model and same_starts(run, experiment):
         found.append("Replicates start from the same weights, so they differ only in the order of the batches.")
     if not plan.is_repeatable(experiment.prune):
         found.append(f"The masks of {criterion} were not computed again, which needs the model and the data.")
@@ -138,11 +140,20 @@ def not_proved(again: Recomputation | None = None) -> list[str]:
     return [*numbers, NOT_PROVED]
 
 
-def same_start(run: Path, replicate: int) -> bool:
-    """Return True if a replicate starts from the weights of the replicate before it."""
-    paths = [store.start_path(run, number) for number in (replicate - 1, replicate)]
-    # As bytes: the replicates need not be read as arrays, and equal weights are packed alike.
-    return all(path.exists() for path in paths) and files.read(paths[0]) == files.read(paths[1])
+def same_starts(run: Path, experiment: config.Experiment) -> list[int]:
+    """List the replicates that start from the weights of a replicate before them."""
+    seen: set[bytes] = set()
+    found = []
+    for replicate in store.replicates(run, experiment):
+        path = store.start_path(run, replicate)
+        if not path.exists():
+            continue
+        # Of the bytes: the replicates need not be read as arrays, and equal weights are packed alike.
+        digest = hashlib.sha256(files.read(path)).digest()
+        if digest in seen:
+            found.append(replicate)
+        seen.add(digest)
+    return found
 
 
 def refuse_damaged(run: Path, experiment: config.Experiment) -> None:
@@ -214,10 +225,12 @@ def _wrong_curve(stored: StoredRound, curves: Curves) -> Iterator[str]:
             for split in _unlike(stored, when, curves, step):
                 yield f"The record's {when} {split} loss and accuracy differ from the curve."
     yield from _wrong_budget(stored, curves)
-    recorded = record.get("dense_loss_step")
-    if recorded is not None:
+    branch = branches.find(stored.branch)
+    # Earlier versions did not record it, and losses on other data are not compared.
+    if "dense_loss_step" in record and not (branch and branch.other_data):
         lowest, _ = StoredRound(stored.run, stored.replicate, 0).measured("early_stop", "validation")
         step = min((step for step in candidates if validation[step][0] <= lowest), default=None)
+        recorded = record["dense_loss_step"]
         if recorded != step:
             yield f"It reaches the lowest loss of dense at step {recorded} in the record, but at {step} in the curve."
     if stored.branch == store.TICKET:
@@ -233,7 +246,8 @@ def _unlike(stored: StoredRound, when: str, curves: Curves, step: int) -> Iterat
     # What was not trained has no curve of the training split.
     trained = ["train"] if when == "final" and step in curves["train"] else []
     for split in ("validation", "test", *trained):
-        if not np.array_equal(stored.measured(when, split), curves[split][step], equal_nan=True):
+        measured = curves[split].get(step)
+        if measured is None or not np.array_equal(stored.measured(when, split), measured, equal_nan=True):
             yield split
 
 
@@ -262,7 +276,14 @@ def _wrong_weights(stored: StoredRound, validation: dict[int, tuple[float, float
     if learned and weights.fingerprint(trained) == record["start_sha256"]:
         yield "The stored weights are the weights before training, not after."
     counts = masks.num_kept(kept)
-    if (record["kept"], record["num_kept"], record["density"]) != (counts, sum(counts.values()), masks.density(kept)):
+    expected = {
+        "kept": counts,
+        "num_kept": sum(counts.values()),
+        "num_weights": sum(mask.size for mask in kept.values()),
+        "density": masks.density(kept),
+        "collapsed": [name for name, count in counts.items() if not count],
+    }
+    if any(record[key] != value for key, value in expected.items()):
         yield "The record's counts differ from the masks' counts."
     if stored.has(store.EARLY_STOP):
         at_the_end = record["early_stop_step"] == max(validation)
@@ -336,7 +357,10 @@ def _round_of(
 ) -> branches.StoredTicket:
     # What the function of a branch is given; what is stored of the branch stands in for what needs the model.
     experiment = stored.experiment
-    first, last = stored.record["first_step"], stored.record["last_step"]
+    first = experiment.rewind.step if stored.round else 0
+    last = experiment.train.num_steps
+    if known.other_data:
+        last = stored.record.get("overrides", {}).get("train", {}).get("num_steps", last)
     initial = store.read_start(stored.run, stored.replicate)
     start = dict(stored.weights)
     if known.learns:
@@ -344,9 +368,7 @@ def _round_of(
         counts = masks.num_kept(ticket.masks)
         fixed = supermasks.fixed_weights(initial, counts)
         start |= {name: fixed[name] for name in counts}
-    learned = branches.BranchStart(start, ticket.masks, first, last, held_at=_either(stored))
-    if known.kind == "alternative":
-        last = experiment.train.num_steps
+    learned = branches.BranchStart(start, ticket.masks, last, last, held_at=_either(stored))
     rng = branches.rng_for(experiment.run.seed, stored.replicate, stored.round, stored.branch)
     spent = plan.steps_to(experiment.prune, stored.round, experiment.rewind.step, experiment.train.num_steps)
     units = store.read_environment(stored.run).get("units", ())
@@ -377,6 +399,14 @@ def _wrong_branch(stored: StoredRound, again: Recomputation | None) -> Iterator[
     made = known.function(round)
     held_at = made.held_in(round)
     yield from stored.wrong_held(held_at)
+    steps = {"first_step": made.first_step, "last_step": made.last_step}
+    if known.learns:
+        steps["mask_steps"] = made.last_step
+    if made.changes:
+        steps["kept_steps"] = branches.kept_steps(made)
+    # Earlier versions did not record the last of these.
+    if any(stored.record.get(key, value) != value for key, value in steps.items()):
+        yield f"Its steps are not the steps of {name}."
     changes = [(step, change.num_kept) for step, change in sorted(made.changes.items())]
     counts = changes[-1][1] if changes else masks.num_kept(made.kept)
     if masks.num_kept(kept) != counts:

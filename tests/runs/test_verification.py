@@ -1,14 +1,18 @@
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from lottery import files, masks, weights
+from lottery import config, files, masks, weights
 from lottery.errors import LotteryError
 from lottery.runs import store, verification
 from tests.conftest import checksum
+from tests.scripts import forging
+
+CORPUS = Path(__file__).parents[1] / "scripts" / "corpus" / "run"
 
 
 def wrong_after(run, tmp_path, damage):
@@ -91,6 +95,11 @@ def truncate(name):
     return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-9])
 
 
+def without_test_rows(folder):
+    rows = [row for row in store.read_metrics(folder) if row[1] != "test"]
+    reseal(folder, metrics_csv=store.pack_rows([store.METRICS, *rows]))
+
+
 def edited(folder):
     text = (folder / "round.json").read_text()
     (folder / "round.json").write_text(
@@ -130,6 +139,19 @@ DAMAGES = {
     "no loss of the dense network": (
         lambda folder: reseal(folder.with_name("round-00"), {"early_stop_val_loss": None}),
         "It reaches the lowest loss of dense at step",
+    ),
+    "no step that reaches the loss of the dense network": (
+        lambda folder: reseal(folder, {"dense_loss_step": None}),
+        "It reaches the lowest loss of dense at step None in the record",
+    ),
+    "no test rows in the curve": (without_test_rows, "The record's early_stop test loss and accuracy differ"),
+    "a layer that is said to be gone": (
+        lambda folder: reseal(folder, {"collapsed": ["dense/kernel"]}),
+        "counts differ from the masks' counts",
+    ),
+    "another number of weights": (
+        lambda folder: reseal(folder, {"num_weights": 999_999}),
+        "counts differ from the masks' counts",
     ),
     "an edited record": (edited, r"round\.json.*checksum"),
     "a round that is missing": (lambda folder: (folder / "round.json").unlink(), None),
@@ -205,12 +227,15 @@ def test_a_round_that_is_stored_meanwhile_is_not_wrong(small_run, tmp_path, monk
     last = store.round_path(copy, 1, 3)
     last.rename(tmp_path / "in training")
 
-    def same_start(run, replicate):
+    complete_rounds = store.complete_rounds
+
+    def listed_just_before(run, replicate):
+        found = complete_rounds(run, replicate)
         if not last.exists():
             (tmp_path / "in training").rename(last)
-        return False
+        return found
 
-    monkeypatch.setattr(verification, "same_start", same_start)
+    monkeypatch.setattr(store, "complete_rounds", listed_just_before)
     assert not [wrong for _, wrong in verification.verify(copy) if wrong]
 
 
@@ -223,6 +248,21 @@ def test_of_a_damaged_branch_no_round_is_to_be_deleted(small_run, tmp_path, dama
     damage(folder)
     with pytest.raises(LotteryError, match=r"(damaged|cannot be read): .*; delete '.*branch-own' to train it again\.$"):
         verification.refuse_damaged(tmp_path / "copy", store.read_experiment(tmp_path / "copy"))
+
+
+@pytest.mark.parametrize("changes", [{"first_step": 0}, {"last_step": 50}])
+def test_a_branch_of_fewer_steps_is_found(tmp_path, changes):
+    shutil.copytree(CORPUS, tmp_path / "copy")
+    forging.sign(store.round_path(tmp_path / "copy", 1, 2, "random_mask") / "round.json", **changes)
+    found = dict(verification.verify(tmp_path / "copy"))
+    assert "Its steps are not the steps of random_mask." in found["replicate 1, round 2, branch random_mask"]
+
+
+def test_replicates_that_start_alike_need_not_follow_each_other(tmp_path):
+    for replicate, content in enumerate((b"one", b"another", b"one"), start=1):
+        files.write(store.start_path(tmp_path, replicate), content)
+    experiment = config.load({"run": {"num_replicates": 4}})
+    assert verification.same_starts(tmp_path, experiment) == [3]
 
 
 def test_names_of_folders_are_printed_without_commands_for_the_terminal(lottery_command, small_run, tmp_path):
