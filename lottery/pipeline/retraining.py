@@ -8,12 +8,11 @@ import statistics
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from lottery import interrupts, progress, randomness
-from lottery.errors import LotteryError
+from lottery import files, interrupts, progress, randomness
+from lottery.errors import LotteryError, StorageError
 from lottery.executors.scheduler import Job
 from lottery.formatting import counted, listed
 from lottery.pipeline import environment, recomputing
@@ -66,10 +65,11 @@ def retrained(
     environment.begin_as(recorded)  # or this process would look like another machine
     elsewhere = environment.elsewhere(recorded)
     with contextlib.ExitStack() as stack:
-        temporary = stack.enter_context(tempfile.TemporaryDirectory())
+        temporary = stack.enter_context(tempfile.TemporaryDirectory(dir=files.temporary_folder()))
         stack.enter_context(randomness.put_back())
-        copy = Path(temporary, run.name)
-        shutil.copytree(run, copy, copy_function=_linked, ignore=shutil.ignore_patterns("tensorboard", "*.png"))
+        # Not of the run's own name, which may be a dot.
+        copy = Path(temporary, "run")
+        _copy(run, copy)
         trainer = Worker({copy: Recipe(copy, experiment, ingredients)}, on_event, interrupts.never)
         stack.callback(trainer.close)
         for stored in networks:
@@ -79,6 +79,9 @@ def retrained(
             shutil.rmtree(folder)
             try:
                 trainer.train(Job(copy, network))
+            # It names the disk that is full, which is not that of the run.
+            except StorageError:
+                raise
             # The copy that it names is gone before anybody can look at it.
             except LotteryError as error:
                 raise LotteryError(str(error).replace(str(copy), str(run))) from None
@@ -91,12 +94,12 @@ def retrained(
 def _put_back(stored: StoredRound, again: StoredRound) -> None:
     """Put what is stored in place of what was trained again: other networks are made from it."""
     shutil.rmtree(again.folder)
-    shutil.copytree(stored.folder, again.folder, copy_function=_linked)
+    _copy(stored.folder, again.folder)
     # The dense network writes the weights that its replicate rewinds to.
     starts = store.start_path(again.run, again.replicate).parent
     for path in store.start_path(stored.run, stored.replicate).parent.glob("*.safetensors"):
         (starts / path.name).unlink(missing_ok=True)
-        _linked(str(path), str(starts / path.name))
+        _link(path, starts / path.name)
 
 
 def rule(run: Path, num: int) -> str:
@@ -118,13 +121,25 @@ def _can_be_trained(stored: StoredRound) -> bool:
     return stored.branch == store.TICKET or (branch is not None and not branch.other_data)
 
 
-def _linked(source: str, target: str) -> Any:
+def _copy(folder: Path, to: Path) -> None:
+    """Copy what is stored in a folder, and in those below, into new folders, which can be written to."""
+    with files.readable_errors(to):
+        to.mkdir()
+        for path in folder.iterdir():
+            # A run that is in training writes and removes these at any time, and no network is made from them.
+            if path.name.startswith((".", "checkpoint", "tensorboard")):
+                continue
+            copied = _copy if path.is_dir() else _link
+            copied(path, to / path.name)
+
+
+def _link(source: Path, target: Path) -> None:
     """Link a file, which takes no room, or copy it to another disk. What is stored is replaced, never written into."""
     try:
-        os.link(source, target)
+        # A link to a symbolic link would lead out of the copy.
+        os.link(source.resolve(), target)
     except OSError:
-        shutil.copy2(source, target)
-    return target
+        shutil.copyfile(source, target)
 
 
 def _other_bytes(stored: StoredRound, again: StoredRound) -> list[str]:

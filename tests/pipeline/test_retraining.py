@@ -1,7 +1,10 @@
 """Ten forgeries with right checksums, and what finds each: numbers computed again, or networks trained again."""
 
+import errno
+import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import types
@@ -13,7 +16,7 @@ from sklearn.datasets import load_digits
 import lottery
 from lottery import config, progress
 from lottery.data import read_npz
-from lottery.errors import LotteryError
+from lottery.errors import LotteryError, StorageError
 from lottery.pipeline import environment, recomputing, retraining
 from lottery.pipeline.prepared import Ingredients
 from lottery.runs import store, verification
@@ -82,7 +85,7 @@ def test_a_replicate_that_is_gone_makes_a_run_incomplete(forged, lottery_command
     assert done.stdout.splitlines()[0] == "The run is incomplete: 4 of 8 networks are stored."
 
 
-def test_networks_trained_again_have_the_same_bytes_and_nothing_is_written(run, lottery_command):
+def test_networks_trained_again_have_the_same_bytes_and_nothing_is_written(run, lottery_command, monkeypatch):
     before = contents(run.path)
     assert found_by_retraining(run.path) == {}
     assert run.verify(retrain=3) == []
@@ -90,9 +93,37 @@ def test_networks_trained_again_have_the_same_bytes_and_nothing_is_written(run, 
         with pytest.raises(LotteryError, match=f"retrain must be a whole number from 0, not {wrong}"):
             run.verify(retrain=wrong)
     assert contents(run.path) == before
-    done = lottery_command("verify", run.path, "--retrain", 2)
+    monkeypatch.chdir(run.path)
+    done = lottery_command("verify", ".", "--retrain", 2)
     assert done.returncode == 0
     assert "2 networks were trained again: all their files have the same bytes." in " ".join(done.stdout.split())
+
+
+def test_a_copy_of_a_run_can_be_written_to_and_has_what_links_lead_to(tmp_path):
+    folder = tmp_path / "run" / "round-00"
+    folder.mkdir(parents=True)
+    for name in ("round.json", "checkpoint.safetensors", ".round.json-1"):
+        (folder / name).write_text(name)
+    (folder / "weights.safetensors").symlink_to(folder / "round.json")
+    folder.chmod(0o555)  # as of an archive
+    retraining._copy(tmp_path / "run", tmp_path / "copy")
+    folder.chmod(0o755)
+    copied = tmp_path / "copy" / "round-00"
+    assert copied.stat().st_mode & stat.S_IWUSR
+    assert {path.name for path in copied.iterdir()} == {"round.json", "weights.safetensors"}
+    assert not (copied / "weights.safetensors").is_symlink()
+
+
+def test_a_full_disk_of_temporary_files_is_named(tmp_path, monkeypatch):
+    def full(source, target):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "experiment.toml").write_text("")
+    monkeypatch.setattr(os, "link", full)
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(StorageError, match="/copy' cannot be written: the disk is full"):
+        retraining._copy(tmp_path / "run", tmp_path / "copy")
 
 
 def test_bytes_are_compared_whatever_number_of_threads_tensorflow_would_take(tmp_path):
