@@ -244,6 +244,8 @@ def wrong_network(
     pair = Siblings(run, experiment, replicate, index, step)
     if record["branch"] != pair.branch(order) or order not in ORDERS:
         yield f"It was trained from step {step} with order {order} of the data."
+    if record["last_step"] != experiment.train.num_steps:
+        yield f"It was trained up to step {record['last_step']}, not {experiment.train.num_steps}."
     stored = StoredRound(folder(run), replicate, index, record["branch"])
     kept, ticket = stored.masks, pair.pruned.masks
     if kept.keys() != ticket.keys() or any(not np.array_equal(kept[name], ticket[name]) for name in ticket):

@@ -71,7 +71,18 @@ def verify(run: store.Folder, again: Recomputation | None = None) -> Iterator[tu
         for stored in stored_rounds(run):
             if stored.replicate == replicate and stored.branch != store.TICKET:
                 yield stored.name, _network(stored, _wrong_branch(stored, again), again)[0]
-    yield from siblings.wrong(run, again.evaluated if again else None)
+
+    def measured(sibling: StoredRound) -> Iterator[str]:
+        yield from _wrong_network(sibling)
+        if again:
+            yield from again.evaluated(sibling)
+
+    yield from siblings.wrong(run, measured)
+    found = {path.parents[1].name for path in run.glob("replicate-*/round-*/round.json")}
+    # After the listing: a run in training may begin a replicate at any time.
+    known = {f"replicate-{number}" for number in store.replicates(run, experiment)}
+    for name in sorted(found - known):
+        yield name, ["The experiment has no such replicate; remove its folder."]
     if again and (wrong := again.one_sided()):
         yield "all networks", wrong
 
@@ -197,7 +208,7 @@ def _check_twice(check: Callable[[], None], advice: str) -> None:
 
 
 def _wrong_network(stored: StoredRound) -> Iterator[str]:
-    # What rounds and branches share: the record against the curve, the masks and the trained weights.
+    # What rounds, branches and siblings share: the record against the curve, the masks and the trained weights.
     curves: Curves = {split: {} for split in store.SPLITS}
     for step, split, loss, accuracy in stored.metrics:
         curves[split][step] = loss, accuracy
@@ -211,7 +222,7 @@ def _wrong_network(stored: StoredRound) -> Iterator[str]:
 
 
 def _wrong_curve(stored: StoredRound, curves: Curves) -> Iterator[str]:
-    record, validation, experiment = stored.record, curves["validation"], stored.experiment
+    record, validation = stored.record, curves["validation"]
     first, last = min(validation), max(validation)
     # Masks that change make one network only after the last change.
     settled = max((change["step"] for change in record.get("mask_changes", ())), default=first)
@@ -234,6 +245,7 @@ def _wrong_curve(stored: StoredRound, curves: Curves) -> Iterator[str]:
         if recorded != step:
             yield f"It reaches the lowest loss of dense at step {recorded} in the record, but at {step} in the curve."
     if stored.branch == store.TICKET:
+        experiment = stored.experiment
         expected = (experiment.rewind.step if stored.round else 0, experiment.train.num_steps)
     else:
         expected = (record["first_step"], record["last_step"])

@@ -32,7 +32,7 @@ from lottery.pipeline import (
 from lottery.pipeline.prepared import Ingredients
 from lottery.pipeline.preparing import prepare
 from lottery.pipeline.session import Execution
-from lottery.runs import siblings, store
+from lottery.runs import siblings, store, verification
 from lottery.runs.siblings import Siblings
 from lottery.runs.stored import stored_rounds
 from tests.conftest import checksum, quietly, toy_arrays
@@ -512,6 +512,19 @@ def test_damage_and_other_masks_are_refused(copied, what, found):
     with pytest.raises(LotteryError, match=found):
         connect(copied, [1], [K], num_points=POINTS if what == "middle" else 3)
     assert stored(copied.path / "connectivity") == before
+
+
+@pytest.mark.parametrize(
+    ("changed", "found"),
+    [
+        ({"final_test_accuracy": 0.9}, "The record's final test loss and accuracy differ from the curve."),
+        ({"last_step": 30}, "It was trained up to step 30, not 40."),
+    ],
+)
+def test_a_forged_record_of_a_sibling_is_found(copied, changed, found):
+    rewrite(pair_of(copied, 1, 1).network(2).folder, **changed)
+    name = "connectivity, replicate 1, round 1, network step 15 order 2"
+    assert found in dict(verification.verify(copied.path))[name]
 
 
 def test_no_sibling_starts_from_a_damaged_state(copied):

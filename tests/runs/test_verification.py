@@ -187,6 +187,14 @@ def test_a_folder_that_no_round_has_is_found(small_run, tmp_path, name):
     assert wrong_after(small_run, tmp_path, damage) == {f"replicate 1, {name}": [sentence]}
 
 
+@pytest.mark.parametrize("name", ["replicate-7", "replicate-01", "replicate-1 (copy)"])
+def test_a_folder_that_no_replicate_has_is_found(tmp_path, name):
+    shutil.copytree(CORPUS, tmp_path / "run")
+    shutil.copytree(CORPUS / "replicate-1", tmp_path / "run" / name)
+    wrong = {name: sentences for name, sentences in verification.verify(tmp_path / "run") if sentences}
+    assert wrong == {name: ["The experiment has no such replicate; remove its folder."]}
+
+
 def copied(folder):
     shutil.copytree(folder, folder.with_name("round-02 (copy)"))
 
