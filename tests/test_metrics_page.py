@@ -133,6 +133,7 @@ def test_keys_of_some_records_are_those_of_the_page(monkeypatch):
         "siblings": keys_written(sibling_training.train_sibling, "about"),
         "changes": keys_written(branch_training.train_branch, "about") - of_branches - {"dense_loss_step"},
         "rewinding": keys_written(rounds.Chain, "details") - {"thresholds", "dense_loss_step"},
+        "another machine": {"elsewhere"},
         "budget": {key for key in records._Round.model_fields if key.startswith("budget")},
         "engine": keys_written(course.Course.finish, "engine") - set(documented("round.json", "key")),
     }

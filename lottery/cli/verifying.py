@@ -110,7 +110,7 @@ def _retrain(run: Path, again: Again) -> tuple[str, list[bool]]:
     with progress.shown() as on_event:
         trained = retraining.retrained(run, networks, again.ingredients(), on_event)
         results = [_told(*network) for network in trained]
-    return retraining.rule(run, len(networks)), results
+    return retraining.rule(run, networks), results
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ class Training:
     should_stop: interrupts.ShouldStop = interrupts.never
     states: tuple[int, ...] = ()  # steps of the dense network at which other runs of a sweep need its state
     stage: str = ""  # the name of a training that comes before a network's own, for a checkpoint of its own
+    elsewhere: Sequence[str] = ()  # what this process may round otherwise by than the one that began the run
 
     @property
     def experiment(self) -> config.Experiment:
@@ -110,6 +111,8 @@ def store_network(training: Training, network: NetworkId, trained: Trained, deta
         "seconds": round(trained.seconds, 3),
         **details,
     }
+    if training.elsewhere:
+        record["elsewhere"] = list(training.elsewhere)
     folder = store.round_path(training.path, *network)
     others = {
         store.EARLY_STOP: trained.early_stop,

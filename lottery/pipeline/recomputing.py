@@ -97,16 +97,21 @@ class _Recomputing:
         self._total = len([*stored_rounds(self.run), *networks])
         in_full = self.prepared.experiment.train.in_full_precision
         self.rounding = ties.ROUNDING if in_full else ties.ROUNDING_IN_HALF
-        share = ELSEWHERE if in_full else ELSEWHERE_IN_HALF
-        # On the machine of the run nothing rounds otherwise.
-        self.share = share if self.elsewhere else 0.0
+        self.share = ELSEWHERE if in_full else ELSEWHERE_IN_HALF
 
     def evaluated(self, stored: StoredRound) -> Iterator[str]:
         """Evaluate a network again, and yield a sentence for everything that differs from its record."""
         self.on_network(self._done, self._total, stored.name)
         self._done += 1
+        # On the machine of the run nothing rounds otherwise, but for a network that was trained on another.
+        elsewhere = self.elsewhere or stored.elsewhere
+        if stored.elsewhere and not self.elsewhere:
+            self._note(
+                f"Networks that were trained with {' and '.join(stored.elsewhere)}, and not as the run began, were "
+                "compared as on another machine."
+            )
         if not stored.round and stored.branch == store.TICKET and not self._draws_the_same(stored.replicate):
-            if not self.elsewhere:
+            if not elsewhere:
                 yield "The initial weights differ from those that the seed gives."
             else:
                 self._note("This machine draws other initial weights than the run's, so none were compared.")
@@ -126,32 +131,36 @@ class _Recomputing:
             name = when.replace("_", "-")
             engine = prepared.trainer.at(state, stored.masks, stored.engine)
             find_tied = partial(ties.tied, prepared.trainer.model, prepared.data, rounding=self.rounding)
-            for split in ("validation", "test"):
+            tied = {split: partial(find_tied, split) if elsewhere else None for split in ("validation", "test")}
+            for split in tied:
                 found = loss_and_accuracy(engine.evaluate(split), f"{split} loss")
                 num = prepared.data.num_examples(split)
                 recorded = stored.measured(when, split)
-                yield from self._compared(f"{name} {split}", found, recorded, num, partial(find_tied, split))
+                yield from self._compared(f"{name} {split}", found, recorded, num, tied[split])
             if stored.has(store.PREDICTIONS):
-                yield from self._predicted(engine.classes(), stored, when, partial(find_tied, "test"))
+                yield from self._predicted(engine.classes(), stored, when, tied["test"])
 
     def _compared(
-        self, what: str, found: tuple[float, float], recorded: np.ndarray, num: int, tied: FindTied
+        self, what: str, found: tuple[float, float], recorded: np.ndarray, num: int, tied: FindTied | None
     ) -> Iterator[str]:
+        # `tied` is None where nothing rounds otherwise.
         loss, accuracy = found
-        if not np.isclose(loss, recorded[0], rtol=self.share or LOSS, atol=LOSS):
+        if not np.isclose(loss, recorded[0], rtol=self.share if tied else LOSS, atol=LOSS):
             yield f"The {what} loss is {loss:.6f} when computed again, but {recorded[0]:.6f} in the record."
         is_close = partial(np.isclose, accuracy, recorded[1], rtol=0, equal_nan=True)
         if is_close(atol=ACCURACY_ROUNDING):
             return
         allowed = ACCURACY_ROUNDING
-        if self.elsewhere:
+        if tied:
             examples = tied()
             share = max(1 / num, self.share) if num else self.share
             allowed += share if examples is None else float(np.mean(examples))
         if not is_close(atol=allowed):
             yield f"The {what} accuracy is {accuracy:.6f} when computed again, but {recorded[1]:.6f} in the record."
 
-    def _predicted(self, classes: Classes | None, stored: StoredRound, when: str, tied: FindTied) -> Iterator[str]:
+    def _predicted(
+        self, classes: Classes | None, stored: StoredRound, when: str, tied: FindTied | None
+    ) -> Iterator[str]:
         """Compare stored predictions with those computed again."""
         if classes is None:
             yield "It has predictions, but its model does not predict one class for each example."
@@ -164,12 +173,12 @@ class _Recomputing:
         differ = predicted != classes[1]
         if not differ.any():
             return
-        examples = tied() if self.elsewhere else None
+        examples = tied() if tied else None
         certain = differ if examples is None else differ & ~examples
         if num := int(np.count_nonzero(certain)):
-            why = ", where rounding cannot decide" if self.elsewhere else ""
+            why = ", where rounding cannot decide" if tied else ""
             yield f"{num:,} of {len(labels):,} {when.replace('_', '-')} predictions differ when computed again{why}."
-        if self.elsewhere:
+        if tied:
             kind = stored.branch if stored.round or stored.branch != store.TICKET else "dense"
             decided = self._decided.setdefault(kind, [0, 0])
             decided[0] += int(np.count_nonzero(differ & (predicted == labels)))

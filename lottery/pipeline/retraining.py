@@ -57,7 +57,8 @@ def retrained(
 ) -> Iterator[tuple[str, list[str]]]:
     """Train networks of a run again in a temporary folder; yield the name of each, and what differs.
 
-    On the machine of the run, with its versions and number of threads, every file must have the same bytes. Elsewhere
+    On the machine of the run, with its versions and number of threads, every file must have the same bytes, unless the
+    network was trained on another machine, with which the run went on. Elsewhere, and of such a network,
     the accuracies at the early-stop step and at the end are compared; see `APART`. Raises `LotteryError` if the data or
     the model are not those of the run, or a network cannot be trained.
     """
@@ -86,7 +87,7 @@ def retrained(
             except LotteryError as error:
                 raise LotteryError(str(error).replace(str(copy), str(run))) from None
             again = StoredRound(copy, *network)
-            wrong = _apart(stored, again) if elsewhere else _other_bytes(stored, again)
+            wrong = _apart(stored, again) if elsewhere or stored.elsewhere else _other_bytes(stored, again)
             yield f"{stored.name}, trained again", wrong
             _put_back(stored, again)
 
@@ -102,17 +103,21 @@ def _put_back(stored: StoredRound, again: StoredRound) -> None:
         _link(path, starts / path.name)
 
 
-def rule(run: Path, num: int) -> str:
+def rule(run: Path, networks: list[StoredRound]) -> str:
     """Say in a sentence how networks that were trained again were compared."""
-    elsewhere = environment.elsewhere(store.read_environment(run))
-    networks = f"{counted(num, 'network')} {'was' if num == 1 else 'were'}"
-    if not elsewhere:
-        return f"{networks} trained again: all their files have the same bytes."
+    here = environment.elsewhere(store.read_environment(run))
+    there = sorted({what for stored in networks for what in stored.elsewhere})
+    num = len(networks)
+    trained = f"{counted(num, 'network')} {'was' if num == 1 else 'were'}"
+    if not here and not there:
+        return f"{trained} trained again: all their files have the same bytes."
+    why = f", because this machine has {' and '.join(here)}"
+    if not here:
+        why = f" of networks that were first trained with {' and '.join(there)}"
     return (
-        f"{networks} trained again: their accuracies at the early-stop step and at the end are within "
+        f"{trained} trained again: their accuracies at the early-stop step and at the end are within "
         f"{100 * APART:g} points of the record (losses, where no accuracy is measured, within {100 * LOSS_APART:g} %), "
-        f"or {DEVIATIONS} standard deviations of the other replicates. Bits were not compared, because this machine "
-        f"has {' and '.join(elsewhere)}."
+        f"or {DEVIATIONS} standard deviations of the other replicates. Bits were not compared{why}."
     )
 
 

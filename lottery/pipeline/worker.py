@@ -99,7 +99,10 @@ class Worker:
             for difference in environment.differences(recorded):
                 self.on_event(progress.Note(f"{platform.node()} computes with {difference}, so bits may differ."))
         on_event = network_training.while_there(recipe.path, self.on_event)
-        training = Training(recipe.path, prepared, on_event, self.every, self.should_stop, recipe.states)
+        elsewhere = environment.elsewhere(recorded)
+        training = Training(
+            recipe.path, prepared, on_event, self.every, self.should_stop, recipe.states, elsewhere=elsewhere
+        )
         return training, recipe.begin and recipe.begin(training)
 
     def _close_first(self) -> None:

@@ -76,6 +76,7 @@ class _Round(Schema, strict=True, extra="allow"):
     final_test_accuracy: _Measured = None
     seconds: Annotated[float, Field(ge=0, lt=1e12)] = 0.0
     engine: Literal["compiled", "sparse"] = "compiled"
+    elsewhere: list[str] = []
     control: str = ""
     mask_changes: list[_Change] = []
     kept_steps: dict[str, _Count] = {}

@@ -192,6 +192,11 @@ class StoredRound:
         """The engine that trained it; before there was a second, all records lack it."""
         return self.record.get("engine", "compiled")
 
+    @property
+    def elsewhere(self) -> list[str]:
+        """What may have rounded otherwise where it was trained than where the run began; empty if nothing."""
+        return self.record.get("elsewhere", [])
+
     def has(self, name: str) -> bool:
         """Return True if the record names a file."""
         return name in self.record["sha256"]

@@ -360,6 +360,7 @@ def test_a_node_with_other_data_fails_and_one_with_another_processor_says_so(sma
     worker.trainer({job.run: recipe}, OFTEN, said.append, lottery.interrupts.never)(job)
     (note,) = [one.text for one in said if isinstance(one, progress.Note)]
     assert "computes with another processor (an abacus; now " in note and "python" not in note
+    assert store.read_record(run / "replicate-1/round-03")["elsewhere"] == ["another processor"]
     assert checksum(run / "replicate-1/round-03/weights.safetensors") == checksum(
         small_run.path / "replicate-1/round-03/weights.safetensors"
     )

@@ -22,7 +22,7 @@ from lottery.pipeline.prepared import Ingredients
 from lottery.runs import store, verification
 from lottery.runs.stored import StoredRound, stored_rounds
 from tests.conftest import SMALL, contents, quietly
-from tests.scripts import forge
+from tests.scripts import forge, forging
 
 pytestmark = pytest.mark.usefixtures("traced_once")
 
@@ -214,7 +214,21 @@ def test_on_another_processor_accuracies_are_compared(forged, monkeypatch):
     forge.more_right(StoredRound(path, 1, 1), -40, "final")
     (wrong,) = found_by_retraining(path, [StoredRound(path, 1, 1)]).values()
     assert len(wrong) == 1 and wrong[0].startswith("The final test accuracy is 0.9")
-    assert "because this machine has another processor" in retraining.rule(path, 1)
+    assert "because this machine has another processor" in retraining.rule(path, ticket)
+
+
+def test_networks_that_were_trained_on_another_processor_are_compared_as_on_another(forged, monkeypatch):
+    monkeypatch.setattr(recomputing.ties, "ROUNDING", 2.0)  # as if every example were a tie
+    path = forged(forge.predictions)
+    tickets = [StoredRound(path, replicate, 1) for replicate in (1, 2)]
+    for ticket in tickets:
+        forging.sign(ticket.folder / "round.json", elsewhere=["another processor"])
+    with recomputing.opened(path) as again:
+        assert not [sentence for _, wrong in verification.verify(path, again) for sentence in wrong]
+    assert any("trained with another processor" in note for note in again.notes)
+    assert found_by_retraining(path, [StoredRound(path, 1, 1)]) == {}
+    said = retraining.rule(path, tickets)
+    assert said.endswith("Bits were not compared of networks that were first trained with another processor.")
 
 
 def test_as_many_as_there_are_are_chosen_each_once(run):
