@@ -47,7 +47,9 @@ def describe(model: Any, name: str | None = None) -> Architecture:
         kept = ("module", "class_name", "config", "registered_name")
         architecture = {"library": library, "keras": {key: whole.get(key) for key in kept}}
         # What a reader will do, with all that it refuses, is done once here.
-        _check_activations(model, build(architecture, masks.shapes(weights.portable(model))))
+        rebuilt = build(architecture, masks.shapes(weights.portable(model)))
+        _check_activations(model, rebuilt)
+        _check_frozen(model, rebuilt)
     except TicketError as error:
         return undescribed | {"why": str(error)}
     except Exception as error:  # a user's layers may raise anything
@@ -115,6 +117,19 @@ def _check_activations(model: Any, rebuilt: Any) -> None:
                 continue
             if not np.allclose(first(x), second(x), rtol=1e-5, atol=1e-6):
                 raise TicketError(f"The {key} {first.__name__!r} of the layer {own.name!r} is not Keras' own.")
+
+
+def _check_frozen(model: Any, rebuilt: Any) -> None:
+    """Raise `TicketError` if a variable is frozen in only one of a model and the one built from its description."""
+    # Of a layer that was frozen alone within another layer, as the query of attention, no Keras describes it, and
+    # tf_keras does not describe that a model within a model was frozen (Keras 3.15, tf_keras 2.21).
+    for name in sorted(_frozen(model) ^ _frozen(rebuilt)):
+        raise TicketError(f"Its configuration does not say if {name!r} is frozen.")
+
+
+def _frozen(model: Any) -> set[str]:
+    trained = {id(variable) for variable in model.trainable_variables}
+    return {name for name, variable in weights.portable(model).items() if id(variable) not in trained}
 
 
 def _check_names(architecture: Architecture) -> None:

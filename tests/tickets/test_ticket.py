@@ -187,6 +187,28 @@ def test_an_activation_of_the_users_own_is_not_taken_for_that_of_keras(library, 
         assert made(layer).model().count_params() > 0
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_frozen_weight_does_not_train_in_the_model_of_a_ticket(library, rng):
+    """No Keras describes that a layer within a layer was frozen alone."""
+    keras = library_of(library)
+    layers, x = keras.layers, keras.Input((4, 3))
+
+    def built(layer, frozen):
+        for inner in frozen:
+            inner.trainable = False
+        model = keras.Model(x, layers.Dense(2)(layer(x, x) if hasattr(layer, "_query_dense") else layer(x)))
+        return model, tickets.of(model, any_masks(rng, weights.prunable(model)))
+
+    attention = layers.MultiHeadAttention(1, 2)
+    attention(x, x)
+    _, ticket = built(attention, [attention._query_dense])
+    with pytest.raises(TicketError, match=r"if 'multi_head_attention/query/bias' is frozen.*ticket\.apply"):
+        ticket.model()
+    layer = layers.Dense(3)
+    model, ticket = built(layer, [layer])
+    assert weights.unprunable(ticket.model()) == weights.unprunable(model)
+
+
 def test_a_built_in_network_is_built_in_either_library(tmp_path, rng):
     model = MAKE["conv_2"](library_of("keras"))
     own = tickets.of(model, any_masks(rng, weights.prunable(model)))
