@@ -31,7 +31,9 @@ _LARGEST = 2_000_000  # bytes of a configuration: well below those of a record, 
 def describe(model: Any, name: str | None = None) -> Architecture:
     """Describe a built model, as values that JSON holds; `name` is that of the built-in network, if it is one."""
     library = keras_of(model).__name__
-    if name is not None:
+    # By its name, a network is built in float32, which would round the weights of a process with another policy.
+    is_single = all("float32" in str(variable.dtype) for variable in model.trainable_variables)
+    if name is not None and is_single:
         sizes = {"input_shape": list(model.input_shape[1:]), "num_classes": int(model.output_shape[-1])}
         return {"library": library, "name": name, **sizes}
     undescribed = {"library": library, "class": type(model).__name__}
@@ -157,7 +159,7 @@ def _built(architecture: Architecture, library: str) -> Any:
     keras = importlib.import_module(library)
     if "name" in architecture:
         name, shape, num_classes = (architecture[key] for key in ("name", "input_shape", "num_classes"))
-        # A ticket's weights are float32, whatever this process builds its own models in.
+        # So are its weights, whatever this process builds its own models in.
         with in_policy(keras, "float32"):
             return networks.builder(name, tuple(shape), num_classes, library)()
     # A copy, because Keras changes what it reads.
