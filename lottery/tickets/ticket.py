@@ -287,7 +287,8 @@ def of(
         held_at: What masked entries are held at, as for `lottery.enforcement.constraint`; zero if missing.
 
     Raises:
-        LotteryError: There is no mask, or a mask, a held value or a trained weight does not fit the model.
+        LotteryError: There is no mask, or a mask, a held value or a trained weight does not fit the model; or LoRA
+            adapts a masked weight.
     """
     keras_of(model)
     if not kept:
@@ -297,8 +298,9 @@ def of(
     masks.check(dict(kept), start)
     # Copies, for the arrays of a ticket are made read-only.
     own = {name: np.array(kept[name]) for name in start if name in kept}
-    holds = [] if held_at is None else entries.held(model, own, held_at)
-    values = {entry.name: np.broadcast_to(entry.value, entry.mask.shape) for entry in holds}
+    holds = entries.held(model, own, held_at)
+    entries.refuse_adapted(model, holds)
+    values = {} if held_at is None else {entry.name: np.broadcast_to(entry.value, entry.mask.shape) for entry in holds}
     after = None
     if trained is not None:
         after = {name: np.array(value) for name, value in trained.items() if name in named}
