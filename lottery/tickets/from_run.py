@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from lottery import config, data, weights
 from lottery.errors import LotteryError, TicketError, unknown
 from lottery.formatting import ranges
+from lottery.pruning import rewinding
 from lottery.runs import store
 from lottery.runs.stored import stored_rounds
 from lottery.settings import GIVEN
@@ -54,15 +55,18 @@ def contents(
     by_place = {(stored.replicate, stored.round): stored for stored in networks}
     stored, dense = by_place[replicate, number], by_place[replicate, 0]
     row = rows[(rows["replicate"] == replicate) & (rows["round"] == number)].iloc[0]
+    experiment = store.read_experiment(run)
     steps = {
-        "end": store.read_experiment(run).train.num_steps,
+        "end": experiment.train.num_steps,
         "early_stop": row["early_stop_step"],
         "budget": row["budget_step"],
     }
     if math.isnan(steps[at]):
+        why = "its first evaluation comes later, or an earlier version stored it"
+        if not rewinding.REWINDS[experiment.rewind.mode].trains_again:
+            why = f'with rewind.mode = "{experiment.rewind.mode}" it starts from trained weights, and no budget is kept'
         raise TicketError(
-            f"Round {number} of replicate {replicate} has no weights within the budget of the dense network: its first "
-            "evaluation comes later, or an earlier version stored it."
+            f"Round {number} of replicate {replicate} has no weights within the budget of the dense network: {why}."
         )
     environment = store.read_environment(run)
     about = {

@@ -238,6 +238,20 @@ def test_a_built_in_network_is_in_float32_whatever_a_process_builds_in(rng):
     assert_same_bits(portable_state(built), own.weights)
 
 
+def test_a_built_in_network_of_double_precision_is_not_rounded(rng):
+    keras = library_of("keras")
+    keras.config.set_dtype_policy("float64")
+    try:
+        model = MAKE["lenet_300_100"](keras)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    own = tickets.of(model, any_masks(rng, weights.prunable(model)))
+    described = lottery.models.architecture.describe(model, "lenet_300_100")
+    ticket = tickets.Ticket(own.masks, own.weights, None, described, {}, {})
+    assert_same_bits(portable_state(ticket.model()), own.weights)
+    assert next(iter(own.weights.values())).dtype == np.float64
+
+
 @pytest.fixture(scope="module")
 def layers_of_all_kinds():
     """The same network in both Kerases, of layers that the two write otherwise."""
@@ -499,6 +513,17 @@ def test_trained_weights_are_of_the_last_step_or_of_the_early_stop(small_run, tm
     with pytest.raises(LotteryError, match="has no weights at the early-stop step: an earlier version stored it"):
         tickets.load(copy, round=2, at="early_stop")
     assert tickets.load(copy, round=2).trained
+
+
+def test_it_is_said_why_there_are_no_weights_within_the_budget(small_run, monkeypatch):
+    rows, experiment = results.rows_of, small_run.experiment
+    monkeypatch.setattr(results, "rows_of", lambda *arguments: rows(*arguments).assign(budget_step=np.nan))
+    with pytest.raises(TicketError, match="within the budget .*: its first evaluation comes later, or"):
+        tickets.load(small_run.path, round=1, at="budget")
+    rewind = experiment.rewind.model_copy(update={"mode": "fine_tune"})
+    monkeypatch.setattr(from_run.store, "read_experiment", lambda run: experiment.model_copy(update={"rewind": rewind}))
+    with pytest.raises(TicketError, match='with rewind.mode = "fine_tune" it starts from trained weights'):
+        tickets.load(small_run.path, round=1, at="budget")
 
 
 def test_the_mean_and_intervals_of_a_runs_ticket(small_run):
@@ -838,6 +863,16 @@ def test_a_ticket_of_ones_own_is_a_copy(rng, library):
     assert_same_bits(ticket.weights, expected[0])
     assert_same_bits(ticket.trained, expected[1])
     assert all(np.array_equal(ticket.masks[name], one) for name, one in given_masks.items())
+
+
+def test_masks_that_do_not_say_what_a_layer_computes_with_are_refused(rng):
+    keras = library_of("keras")
+    model = keras.Sequential([keras.layers.InputLayer((4,)), keras.layers.BatchNormalization(), keras.layers.Dense(2)])
+    state = {"batch_normalization/moving_mean": np.ones(4, bool)}
+    refused("moving_mean', which is a state", tickets.of, model, state, error=LotteryError)
+    kept = any_masks(rng, weights.prunable(model))
+    model.layers[1].enable_lora(2)
+    refused("'dense/kernel' is adapted by LoRA", tickets.of, model, kept, error=LotteryError)
 
 
 def test_masks_and_trained_weights_that_do_not_fit_are_refused(small):
