@@ -11,12 +11,12 @@ import shutil
 import stat
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors import numpy as safetensors
 
 from lottery.errors import LotteryError, StorageError, TicketError
@@ -157,6 +157,7 @@ class Layout(NamedTuple):
 
     size: int  # bytes of the file
     arrays: dict[str, tuple[str, tuple[int, ...]]]  # type and shape by name
+    metadata: dict[str, str]  # text by name
 
 
 def layout(path: Path) -> Layout:
@@ -178,21 +179,19 @@ def _layout(path: Path, file: BinaryIO) -> Layout:
         end = max((int(entry["data_offsets"][1]) for entry in entries.values()), default=0)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as error:
         raise LotteryError(f"{str(path)!r} is damaged: its header cannot be read ({type(error).__name__}).") from None
-    return Layout(8 + length + end, arrays)
+    return Layout(8 + length + end, arrays, header.get("__metadata__") or {})
 
 
-def read_packed(path: Path, check: Callable[[Layout], None] = lambda found: None) -> bytes:
-    """Read a file of arrays as bytes, after a check of its header: a file may have a hole of any size behind it.
+def read_packed(path: Path) -> bytes:
+    """Read a file of arrays as bytes, or raise a `LotteryError` if it has another size than its header says.
 
-    Raises:
-        LotteryError: The size of the file is not as its header says; or what `check` raises.
+    That comes first: a file may have a hole of any size behind its arrays.
     """
     with opened(path) as file:
-        found = _layout(path, file)
-        check(found)
+        expected = _layout(path, file).size
         size = os.fstat(file.fileno()).st_size
-        if size != found.size:
-            raise LotteryError(f"{str(path)!r} is damaged: it has {size:,} bytes, and {found.size:,} by its header.")
+        if size != expected:
+            raise LotteryError(f"{str(path)!r} is damaged: it has {size:,} bytes, and {expected:,} by its header.")
         file.seek(0)
         return _content(file, size, path)
 
@@ -212,16 +211,6 @@ def parse_arrays(path: Path, content: bytes) -> dict[str, np.ndarray]:
         if not name.isprintable():
             raise LotteryError(f"{str(path)!r} is damaged: it names a variable {name[:80]!r}.")
     return arrays
-
-
-def read_metadata(path: Path) -> dict[str, str]:
-    """Read the text beside the arrays of a file, or raise a `LotteryError` that names it."""
-    try:
-        # The library would wait at a pipe for ever, so the file is opened here first.
-        with opened(path), safe_open(path, "numpy") as file:
-            return file.metadata() or {}
-    except (SafetensorError, OSError) as error:
-        raise LotteryError(f"{str(path)!r} is damaged ({error}).") from None
 
 
 def pack_masks(masks: dict[str, np.ndarray]) -> bytes:

@@ -312,7 +312,7 @@ def write_state(path: Path, state: Mapping[str, np.ndarray]) -> None:
 def read_state(path: Path) -> dict[str, np.ndarray]:
     """Read what `write_state` has written, or raise `LotteryError` if it was changed since."""
     state = files.read_arrays(path)
-    if files.read_metadata(path).get("sha256") != weights.fingerprint(state):
+    if files.layout(path).metadata.get("sha256") != weights.fingerprint(state):
         why = "is damaged, or an earlier version stored it: it does not have its checksum"
         raise LotteryError(f"{str(path)!r} {why}; delete it to have it made again.")
     return state
@@ -324,15 +324,13 @@ def check_files(folder: Path) -> None:
         read_checked(folder / name, expected)
 
 
-def read_checked(
-    path: Path, expected: str, most: int | None = None, check: Callable[[files.Layout], None] = lambda found: None
-) -> bytes:
+def read_checked(path: Path, expected: str, most: int | None = None) -> bytes:
     """Read a file of a round, or raise `LotteryError` if it does not have the checksum that the record expects.
 
-    The header of a file of arrays is checked first, by `check` too, unless `most` bounds what the file may have.
+    The header of a file of arrays bounds its size, unless `most` does.
     """
     packed = path.suffix == ".safetensors" and most is None
-    content = files.read_packed(path, check) if packed else files.read(path, most)
+    content = files.read_packed(path) if packed else files.read(path, most)
     if hashlib.sha256(content).hexdigest() != expected:
         raise _damaged(path)
     return content

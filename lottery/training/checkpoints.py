@@ -141,7 +141,7 @@ class Checkpointer:
         if not self.file.exists():
             return None
         try:
-            arrays, metadata = files.read_arrays(self.file), files.read_metadata(self.file)
+            arrays, metadata = files.read_arrays(self.file), files.layout(self.file).metadata
             if metadata.get("sha256") != weights.fingerprint(arrays):
                 raise LotteryError(f"{str(self.file)!r} is damaged: its checksum is wrong.")
             record = json.loads(arrays.pop("record").tobytes())

@@ -376,6 +376,6 @@ def test_a_state_of_a_sweep_is_checked(small_run, tmp_path):
     store.write_state(path, state)
     assert dict(verification.verify(run))["replicate 1, step 00007"] == []
     next(iter(state.values())).flat[0] += 1
-    files.write(path, files.pack_arrays(state, files.read_metadata(path)))
+    files.write(path, files.pack_arrays(state, files.layout(path).metadata))
     (sentence,) = dict(verification.verify(run))["replicate 1, step 00007"]
     assert sentence.startswith(f"{str(path)!r} is damaged") and "delete it to have it made again" in sentence

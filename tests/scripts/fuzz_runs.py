@@ -175,7 +175,7 @@ def edit_experiment(rng, run):
 def edit_arrays(rng, run):
     path = any_file(rng, run, ".safetensors")
     arrays = {name: np.asarray(value, order="C") for name, value in files.read_arrays(path).items()}
-    metadata = files.read_metadata(path)
+    metadata = files.layout(path).metadata
     name = list(arrays)[rng.integers(len(arrays))]
     value = arrays[name]
     kind = rng.integers(9)
