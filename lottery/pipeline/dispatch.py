@@ -12,7 +12,7 @@ from lottery import config, progress
 from lottery.executors import processes, ray, scheduler
 from lottery.executors.scheduler import Executor, Job, LocalExecutor
 from lottery.models import multiply_adds
-from lottery.pipeline import network_training, worker
+from lottery.pipeline import network_training
 from lottery.pipeline.prepared import Prepared
 from lottery.pipeline.session import Session
 from lottery.pipeline.worker import Recipe, Worker
@@ -86,7 +86,7 @@ def _executor(
     threads = {run: store.read_environment(run)["num_threads"] for run in recipes}
     if isinstance(workers, ray.Ray):
         away = {run: _away(recipe) for run, recipe in recipes.items()}
-        begin = functools.partial(worker.trainer, away, session.every)
+        begin = functools.partial(Worker, away, every=session.every)
         return stack.enter_context(ray.joined(workers, begin, threads, session.on_event))
     most = max(threads.values())
     hint = ""
@@ -99,12 +99,12 @@ def _executor(
         each = "one thread" if most == 1 else f"{most} threads"
         session.note(f"Training {workers} networks in parallel, {each} each{hint}.")
         # Only recipes are sent: a process makes its own model, and loads its own data.
-        executor = processes.ProcessExecutor(functools.partial(worker.trainer, recipes, session.every), workers)
+        executor = processes.ProcessExecutor(functools.partial(Worker, recipes, every=session.every), workers)
         stack.callback(executor.shutdown)
         return executor
     own = Worker(recipes, session.on_event, session.should_stop, session.every, prepared)
     stack.callback(own.close)
-    return LocalExecutor(own.train)
+    return LocalExecutor(own)
 
 
 def _trains_best_alone(recipes: Mapping[Path, Recipe], spans: Spans, prepared: Mapping[Path, Prepared]) -> bool:

@@ -71,15 +71,15 @@ def retrained(
         # Not of the run's own name, which may be a dot.
         copy = Path(temporary, "run")
         _copy(run, copy)
-        trainer = Worker({copy: Recipe(copy, experiment, ingredients)}, on_event, interrupts.never)
-        stack.callback(trainer.close)
+        worker = Worker({copy: Recipe(copy, experiment, ingredients)}, on_event, interrupts.never)
+        stack.callback(worker.close)
         for stored in networks:
             network = NetworkId(stored.replicate, stored.round, stored.branch)
             folder = store.round_path(copy, *network)
             # What is stored would be found complete, and not trained.
             shutil.rmtree(folder)
             try:
-                trainer.train(Job(copy, network))
+                worker(Job(copy, network))
             # It names the disk that is full, which is not that of the run.
             except StorageError:
                 raise

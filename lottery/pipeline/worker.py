@@ -45,7 +45,7 @@ Open = tuple[Training, TrainNetwork | None]
 
 @dataclass
 class Worker:
-    """A process that trains networks; it holds the models and data of the runs that it trained last."""
+    """Trains networks in this process, and holds the models and data of the runs that it trained last."""
 
     recipes: Mapping[Path, Recipe]  # by the folder of a run, as `prepared`
     on_event: progress.OnEvent
@@ -54,7 +54,7 @@ class Worker:
     prepared: dict[Path, Prepared] = field(default_factory=dict)
     _open: dict[Path, Open] = field(default_factory=dict)
 
-    def train(self, job: Job) -> None:
+    def __call__(self, job: Job) -> None:
         """Train one network of a run, unless it is stored; see `network_training.train_network` for errors."""
         recipe, network = self.recipes[job.run], job.network
         store.check_there(recipe.path)
@@ -108,16 +108,6 @@ class Worker:
     def _close_first(self) -> None:
         training, _ = self._open.pop(next(iter(self._open)))
         training.prepared.trainer.close()
-
-
-def trainer(
-    recipes: Mapping[Path, Recipe],
-    every: CheckpointInterval,
-    on_event: progress.OnEvent,
-    should_stop: interrupts.ShouldStop,
-) -> Callable[[Job], None]:
-    """Make a function that trains one network in this process; see `lottery.executors.scheduler.Initializer`."""
-    return Worker(recipes, on_event, should_stop, every).train
 
 
 def _prepared(recipe: Recipe, replicate: int) -> Prepared:

@@ -355,9 +355,9 @@ def test_a_node_with_other_data_fails_and_one_with_another_processor_says_so(sma
     recipe = worker.Recipe(run, settings, data_sha256="0" * 64, away=True)
     said, job = [], Job(Path("elsewhere"), store.NetworkId(1, 3))
     with pytest.raises(LotteryError, match="On .*: The data differ from the data of"):
-        worker.trainer({job.run: recipe}, OFTEN, said.append, lottery.interrupts.never)(job)
+        worker.Worker({job.run: recipe}, said.append, lottery.interrupts.never, OFTEN)(job)
     recipe = dataclasses.replace(recipe, data_sha256=recorded["data_sha256"])
-    worker.trainer({job.run: recipe}, OFTEN, said.append, lottery.interrupts.never)(job)
+    worker.Worker({job.run: recipe}, said.append, lottery.interrupts.never, OFTEN)(job)
     (note,) = [one.text for one in said if isinstance(one, progress.Note)]
     assert "computes with another processor (an abacus; now " in note and "python" not in note
     assert store.read_record(run / "replicate-1/round-03")["elsewhere"] == ["another processor"]
