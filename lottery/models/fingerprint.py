@@ -1,4 +1,4 @@
-"""Digests of what a traced step computes, and of a criterion's scores: observed, not read off the objects behind them.
+"""Digests of what a traced step computes: observed, not read off the objects behind it.
 
 A graph of TensorFlow has every operation of a step, with the values of whatever its Python code closes over. So two
 models with the same graphs, variables and initial weights are the same experiment, however they were written.
@@ -36,11 +36,6 @@ def of_variables(model: Any) -> list[Any]:
         for name, value in weights.variables(model).items()
     }
     return [described, list(weights.prunable(model))]
-
-
-def of_scores(scores: Mapping[str, Any]) -> str:
-    """Compute a digest of scores by weight, with all their bits."""
-    return weights.fingerprint({name: np.asarray(value) for name, value in scores.items()})
 
 
 def of_step(model: Any, step: Any, masks: Mapping[str, Any] | None = None) -> str:

@@ -89,14 +89,14 @@ def of_criterion(prepared: Prepared) -> tuple[str, list[float]]:
         return "", []
     # The first and the last round: a function may do otherwise with the masks of later rounds.
     first = _scores(prepared, 1)
-    if fingerprint.of_scores(first) != fingerprint.of_scores(_scores(prepared, 1)):
+    if weights.fingerprint(first) != weights.fingerprint(_scores(prepared, 1)):
         raise LotteryError(
             "prune.criterion: the function gives other scores each time it is called, so a run could not be repeated; "
             "draw random numbers from inputs.rng."
         )
     found = [first, _scores(prepared, last)] if last > 1 else [first]
     numbers = [float(np.mean(np.abs(value), dtype=np.float64)) for by_weight in found for value in by_weight.values()]
-    return fingerprint.of_parts([fingerprint.of_scores(by_weight) for by_weight in found]), numbers
+    return fingerprint.of_parts([weights.fingerprint(by_weight) for by_weight in found]), numbers
 
 
 def _scores(prepared: Prepared, number: int) -> dict[str, np.ndarray]:
