@@ -28,7 +28,11 @@ def run(
     """
     stored = Path(source) if isinstance(source, str | Path) and Path(source).is_dir() else None
     if stored:
-        experiment = _stored_experiment(stored, overrides)
+        experiment = store.read_experiment(stored)
+        if overrides:
+            # It may have come from another machine.
+            hint = " To read its data elsewhere, set LOTTERY_DATA to their folder." if "data" in overrides else ""
+            raise LotteryError(f"{str(stored)!r} has its experiment already, and takes no other values.{hint}")
         if Path(out) != Path("runs") and Path(out).resolve() != stored.resolve().parent:
             raise LotteryError(f"The run {str(stored)!r} goes on in its own folder. Leave out the folder {str(out)!r}.")
     else:
@@ -56,15 +60,6 @@ def run(
         jobs = [job for job in dispatch.wanted(experiments) if not job.is_stored]
         dispatch.carry_out({path: recipe}, jobs, session.writing(experiments), {path: prepared})
     return path
-
-
-def _stored_experiment(run: Path, overrides: Mapping[str, Any] | None) -> config.Experiment:
-    """Return the experiment of a run, which may have come from another machine."""
-    experiment = store.read_experiment(run)
-    if overrides:
-        hint = " To read its data elsewhere, set LOTTERY_DATA to their folder." if "data" in overrides else ""
-        raise LotteryError(f"{str(run)!r} has its experiment already, and takes no other values.{hint}")
-    return experiment
 
 
 def _found(

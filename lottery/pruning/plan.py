@@ -263,11 +263,6 @@ def is_open_ended(settings: Prune) -> bool:
     return by_rate or bool(settings.densities)
 
 
-def pruned_by(settings: Prune, number: int) -> int:
-    """Return the round whose trained weights a round has pruned: that before; without iterations the dense one."""
-    return number - 1 if settings.iterative else 0
-
-
 def is_from_dense(settings: Prune) -> bool:
     """Return True if each round's masks are made from the dense network; those of two rounds need not be nested.
 

@@ -123,8 +123,8 @@ class StoredRound:
 
     @cached_property
     def pruned(self) -> "StoredRound":
-        """The round whose trained weights it has pruned."""
-        return StoredRound(self.run, self.replicate, plan.pruned_by(self.experiment.prune, self.round))
+        """The round whose trained weights it has pruned: that before; without iterations the dense one."""
+        return StoredRound(self.run, self.replicate, self.round - 1 if self.experiment.prune.iterative else 0)
 
     @cached_property
     def before(self) -> "StoredRound":

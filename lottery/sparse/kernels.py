@@ -95,7 +95,7 @@ class _Writer:
             yield place, self.builder.sext(self.builder.load(self.at(offsets, place)), _LONG)
 
     def vectors(self, *images: Any) -> Iterator[list[Any]]:
-        """Go through images of one size, as `_image` makes them; yield pointers to the vectors at each place."""
+        """Go through images of one size, as `_values` makes them; yield pointers to the vectors at each place."""
         height, width = images[0][3:]
         with cgutils.for_range(self.builder, height) as row:
             starts = [

@@ -144,20 +144,14 @@ def choose(network: Network | Obstacle, settings: Train, kept: Masks) -> tuple[s
         size = math.prod(layer.shape)
         total += size * layer.positions
         left += (int(kept[layer.kernel].sum()) if layer.kernel in kept else size) * layer.positions
-    share = _most(network, total)
+    share, of_normalised, *_ = limits(network)
+    if num_threads() == 1:
+        share += of_normalised * network.num_normalised / total
+    share = min(share, 0.99)  # whether a dense network gains depends on the processor
     counted = f"{left:,} of {total:,} multiply-adds are left"
     if left / total <= share:
         return "sparse", f"{counted}, not more than {share:.0%}"
     return "compiled", f"{counted}, more than {share:.0%}"
-
-
-def _most(network: Network, total: int) -> float:
-    """Return the largest share of its multiply-adds with which the sparse engine trains a network."""
-    share, of_normalised, *_ = limits(network)
-    if num_threads() == 1:
-        share += of_normalised * network.num_normalised / total
-    # Whether a dense network gains depends on the processor.
-    return min(share, 0.99)
 
 
 def limits(network: Network) -> Limits:
