@@ -125,7 +125,7 @@ def barrier(
         `lottery.statistics.barriers.error_barrier`, errors in [0, 1]; and ``points``, tuples of alpha, loss and error.
 
     Raises:
-        LotteryError: The two do not fit the model, or it reports no accuracy.
+        LotteryError: The two do not fit the model, or it reports no accuracy; or the data have another number of parts.
     """
     alphas = Line(num_points).alphas
     if not is_compiled(model):
@@ -134,11 +134,14 @@ def barrier(
         first = weights.read_state(first)
     if not isinstance(second, Mapping):
         second = weights.read_state(second)
-    parts = tuple(data) if isinstance(data, tuple | list) else (data,)
-    options: dict[str, Any] = dict(zip(("x", "y", "sample_weight"), parts, strict=False))
-    # A data set, which is one part, has batches of its own, beside which Keras refuses a size.
-    if len(parts) > 1:
-        options["batch_size"] = STATISTICS_BATCH
+    options: dict[str, Any] = {"x": data}
+    if isinstance(data, tuple | list):
+        if len(data) not in (2, 3):
+            raise LotteryError(
+                f"data must be (x, y) or (x, y, sample_weight), or a batched tf.data.Dataset, not {len(data)} parts."
+            )
+        # A data set has batches of its own, beside which Keras refuses a size.
+        options = {**dict(zip(("x", "y", "sample_weight"), data, strict=False)), "batch_size": STATISTICS_BATCH}
     recompute = None
     if statistics is not None:
         recompute = recomputed(model, lambda: (statistics[at] for at in _drawn(len(statistics))))

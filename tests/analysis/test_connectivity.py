@@ -207,6 +207,15 @@ def test_a_barrier_is_seen_where_there_is_one():
     assert twice["points"][1][1] == pytest.approx(2 * far["points"][2][1], rel=1e-5)
 
 
+def test_data_of_a_barrier_with_other_parts_are_refused(rng):
+    """The fourth was left out without a word, and the third taken for weights of the examples."""
+    model = build()
+    model.compile(loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    x, y = rng.normal(size=(6, *model.input_shape[1:])), np.zeros(6, int)
+    with pytest.raises(LotteryError, match="not 4 parts"):
+        interpolation.barrier(model, model, model, (x, y, np.ones(6), y), num_points=3)
+
+
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
 def test_statistics_are_those_of_the_weights(library, rng):
     """Against NumPy: means and variances by batch, then their mean; nothing else of the model is changed."""
