@@ -55,12 +55,11 @@ def scores(
         LotteryError: There are fewer than two runs, a run lacks a density or measures no accuracy, or `by` is no key or
             does not divide the runs into the same methods on every task.
     """
-    labels = comparison.labelled([Path(run) for run in runs])
+    labels = comparison.labelled(runs)
     if len(labels) < 2:
         raise LotteryError("compare needs two different runs or more.")
     comparison.check_metrics(labels.values())
-    cells = _divided(labels.values(), by) if by else {("", task): run for task, run in labels.items()}
-    return gathered({cell: results.table(run) for cell, run in cells.items()}, densities, within)
+    return gathered({cell: results.table(run) for cell, run in _cells(labels, by).items()}, densities, within)
 
 
 def gathered(tables: Mapping[tuple[str, str], Table], densities: Iterable[float] = (), within: float = WITHIN) -> Table:
@@ -167,9 +166,8 @@ def notes(found: Table) -> list[str]:
 
 def confounded(runs: Sequence[store.Folder], by: str) -> list[str]:
     """Name the other settings in which runs differ that are compared `by` a key, in a sentence if there are any."""
-    cells = _divided(comparison.labelled([Path(run) for run in runs]).values(), by)
     settings: dict[tuple[str, str], set[Any]] = {}  # by task and key
-    for (_, task), run in cells.items():
+    for (_, task), run in _cells(comparison.labelled(runs), by).items():
         for key, value in config.flat(store.read_experiment(run).model_dump(mode="json")).items():
             settings.setdefault((task, key), set()).add(str(value))
     others = {key for (_, key), values in settings.items() if len(values) > 1} - {by, *_OF_NO_NETWORK}
@@ -180,10 +178,8 @@ def confounded(runs: Sequence[store.Folder], by: str) -> list[str]:
 
 def dependent(runs: Sequence[store.Folder], by: str = "") -> list[str]:
     """Name tasks that share data and seed, in a sentence for each group: the bootstrap takes them as independent."""
-    labels = comparison.labelled([Path(run) for run in runs])
-    cells = _divided(labels.values(), by) if by else {("", task): run for task, run in labels.items()}
     groups: dict[Any, dict[str, None]] = {}  # a task has a run for each value of the key
-    for (_, task), run in cells.items():
+    for (_, task), run in _cells(comparison.labelled(runs), by).items():
         groups.setdefault(comparison.drawn_from(run), {})[task] = None
     return [
         f"{listed(tasks)} have the same data and seed, so their replicates are not independent, but the intervals "
@@ -304,11 +300,13 @@ def _nearest(rows: Table, at: float, within: float, task: str) -> int:
     return number
 
 
-def _divided(runs: Iterable[Path], by: str) -> dict[tuple[str, str], Path]:
-    # The value of the key is the method, data and model are the task.
+def _cells(labels: Mapping[str, Path], by: str) -> dict[tuple[str, str], Path]:
+    """Name each run by method and task: the value of a key, and data and model; without a key, each run is a task."""
+    if not by:
+        return {("", task): run for task, run in labels.items()}
     tasks: dict[Any, str] = {}
     found: dict[tuple[str, str], Path] = {}
-    for run in runs:
+    for run in labels.values():
         experiment = store.read_experiment(run)
         settings = config.flat(experiment.model_dump(mode="json"))
         if by not in settings:
