@@ -126,15 +126,6 @@ def sentences(found: Table) -> list[str]:
     return lines
 
 
-def num_examples(run: store.Folder) -> int:
-    """Count the test examples of a run; 0 if that is not known, for it has no predictions that can be read."""
-    try:
-        first = next(stored_rounds(run), None)
-        return len(first.predictions["label"]) if first else 0
-    except LotteryError:
-        return 0
-
-
 def _networks(run: store.Folder) -> dict[tuple[str, int], dict[int, StoredRound]]:
     """Gather the networks by branch and round, and then by replicate; not transfers, which have other test data."""
     found: dict[tuple[str, int], dict[int, StoredRound]] = {}

@@ -21,8 +21,7 @@ from lottery import config
 from lottery.errors import LotteryError, unknown
 from lottery.pruning import branches, fairness
 from lottery.runs import store
-from lottery.runs.stored import StoredRound
-from lottery.statistics import intervals, power, significance
+from lottery.statistics import intervals, power, results, significance
 from lottery.statistics.metric import ACCURACY, Metric, controls, metric_of, of_dense, of_tickets, scored, transferred
 from lottery.text_tables import BAD, GOOD, OPEN, Table, frame
 
@@ -150,19 +149,9 @@ def of_run(run: store.Folder, rows: Table, tolerance: float | None = None) -> Ju
     experiment = store.read_experiment(run)
     rule = rule_for(experiment, tolerance, metric_of(rows))
     cautions = tuple(store.read_environment(run).get("cautions", ()))
-    return Judgement(rows, rule, store.progress(run, experiment), cautions, _most_frequent(run, rows))
-
-
-def _most_frequent(run: Path, rows: Table) -> float:
-    dense = of_dense(rows)
-    if dense.empty:
-        return math.nan
-    try:
-        labels = StoredRound(run, int(dense["replicate"].iloc[0]), 0).predictions["label"]
-    except LotteryError:  # an earlier version stored none, and `verify` tells of damage
-        return math.nan
-    _, counts = np.unique(labels, return_counts=True)
-    return float(counts.max() / counts.sum())
+    _, counts = np.unique(results.test_labels(run), return_counts=True)
+    most_frequent = float(counts.max() / counts.sum()) if len(counts) else math.nan
+    return Judgement(rows, rule, store.progress(run, experiment), cautions, most_frequent)
 
 
 def rule_for(experiment: config.Experiment, tolerance: float | None = None, metric: Metric = ACCURACY) -> Rule:
