@@ -84,6 +84,8 @@ def _num_train(name: Any, path: Any, num_examples: Any) -> Any:
 
 
 def _too_many(validation: int, num_train: int, where: str) -> str:
+    if num_train < 2:
+        return f"Training and validation need at least 2 examples of {where}, not {num_train}."
     return (
         f"data.validation must be less than the {num_train} examples of {where}, not {validation}. Set it, such as "
         f"data.validation = {_tenth(num_train)}."

@@ -233,6 +233,11 @@ def test_numbers_of_examples_that_do_not_fit_are_refused():
     for settings in ({"num_examples": 20, "validation": 20}, {"name": "digits", "validation": 1437}):
         with pytest.raises(LotteryError, match="data.validation must be less than the .* examples of "):
             config.load({"data": settings})
+    # No number of validation examples would do.
+    with pytest.raises(LotteryError, match="need at least 2 examples of mnist, not 1"):
+        config.load({"data": {"name": "mnist", "num_examples": 1}})
+    with pytest.raises(LotteryError, match="need at least 2 examples of x_train in data, not 1"):
+        data.given(tuple(part[:1] for part in arrays().values()), data.Data(name="given"))
     import tensorflow as tf
 
     stream = tf.data.Dataset.from_tensor_slices((np.zeros((8, 6), np.float32), np.zeros(8, int))).batch(4)
