@@ -140,11 +140,15 @@ class Training:
 
 
 def numbers(option: str, words: str, kind: type = int, example: str = "numbers, such as 7,15") -> list[Any]:
-    """Read the numbers in the value of an option, such as 7,15."""
+    """Read the numbers in the value of an option, such as 7,15; none where it is not given."""
     try:
-        return [kind(word) for word in words.split(",") if word]
+        found = [kind(word) for word in words.split(",") if word]
     except ValueError:
-        raise LotteryError(f"{option} must be {example}, not {words!r}.") from None
+        found = []
+    # Commas alone would pass for an option that is not given, which means all.
+    if words and not found:
+        raise LotteryError(f"{option} must be {example}, not {words!r}.")
+    return found
 
 
 def selected(rows: Any, replicate: int | None, round: int | None) -> Any:

@@ -14,7 +14,9 @@ from lottery import formatting
 from lottery.cli import options, output
 from lottery.cli.options import Out, Replicate, Round, RunPath, Tolerance
 from lottery.errors import LotteryError, unknown
+from lottery.text_tables import frame
 
+LISTED = ("run", "data", "model", "replicates", "rounds", "networks_stored", "networks_wanted")
 SEEDS, TWO_WAY = "seeds", "two_way"
 INTERVALS = (SEEDS, TWO_WAY)
 
@@ -32,15 +34,14 @@ def ls(out: Out = Path("runs"), *, as_data: output.AsData) -> None:
             output.say(f"lottery: {error}", file=sys.stderr)
             continue
         stored, wanted = store.progress(path, experiment)
-        rows.append({
-            "run": str(path), "data": experiment.data.name, "model": experiment.model.name,
-            "replicates": experiment.run.num_replicates, "rounds": experiment.prune.num_rounds + 1,
-            "networks_stored": stored, "networks_wanted": wanted,
-        })  # fmt: skip
+        rows.append((
+            str(path), experiment.data.name, experiment.model.name, experiment.run.num_replicates,
+            experiment.prune.num_rounds + 1, stored, wanted,
+        ))  # fmt: skip
     if not found and not as_data:
         output.say(f"There are no runs in {str(out)!r}; `lottery run` makes a run.", file=sys.stderr)
     if rows or as_data:
-        output.rows(rows, as_data, leave_out=("model", "data", "rounds"))
+        output.rows(frame(rows, LISTED), as_data, leave_out=("model", "data", "rounds"))
 
 
 def show(

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from lottery import cli
-from lottery.errors import StorageError
+from lottery.cli import options
+from lottery.errors import LotteryError, StorageError
 from lottery.statistics import results
 
 pytestmark = pytest.mark.usefixtures("traced_once")
@@ -142,6 +143,16 @@ def other_images(folder):
     x, y = np.random.default_rng(0).integers(0, 256, (200, 9, 9), np.uint8), np.arange(200) % 10
     np.savez(file, x_train=x, y_train=y, x_test=x, y_test=y)
     return file
+
+
+def test_commas_alone_do_not_mean_all_rounds():
+    assert options.numbers("--rounds", "") == [] and options.numbers("--rounds", "7,15") == [7, 15]
+    with pytest.raises(LotteryError, match="--rounds must be numbers, such as 7,15, not ','"):
+        options.numbers("--rounds", ",")
+
+
+def test_the_csv_of_a_folder_without_runs_has_its_columns(lottery, tmp_path):
+    assert lottery("ls", "--out", tmp_path, "--csv").stdout.splitlines()[0].startswith("run,data,model,replicates,")
 
 
 def test_show_plot_verify_and_ls_agree_and_never_import_tensorflow(lottery, small_run, tmp_path):
