@@ -43,7 +43,8 @@ class CriterionInputs:
     density: float  # that the round prunes to, in (0, 1]: of all prunable entries, or of all groups of them
     scope: str  # "layerwise" or "global": which weights will be ranked together
     network: ScoredModel | None = None  # for criteria that need it
-    targets: Mapping[tuple[str, ...], int] | None = None  # exact number to keep of each group that is ranked together
+    # Exact numbers to keep, of entries or of groups of them, by the weights that are ranked together.
+    targets: Mapping[tuple[str, ...], int] | None = None
 
 
 # A function of what a round knows: scores by weight, of the weights' shapes, of which the highest are kept.
@@ -206,9 +207,14 @@ CRITERIA: dict[str, Criterion] = {
     "small_final": Criterion(small_final, is_signed=True),
     "large_init": Criterion(large_init),
     "small_init": Criterion(small_init, is_signed=True),
-    # By equal percentiles; at once, by those of the dense network in each round.
-    "large_init_large_final": Criterion(large_init_large_final, definition=2, definition_at_once=3),
-    "small_init_small_final": Criterion(small_init_small_final, definition=2, definition_at_once=3),
+    # By equal percentiles; at once, by those of the dense network in each round; where groups are ranked, by those of
+    # the entries that make their scores.
+    "large_init_large_final": Criterion(
+        large_init_large_final, definition=2, definition_at_once=3, definition_of_groups=4
+    ),
+    "small_init_small_final": Criterion(
+        small_init_small_final, definition=2, definition_at_once=3, definition_of_groups=4
+    ),
     "magnitude_increase": Criterion(magnitude_increase, is_signed=True),
     "movement": Criterion(movement),
     "random": Criterion(random, is_chance=True, definition_of_groups=2),  # a draw for each group

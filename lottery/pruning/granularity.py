@@ -80,6 +80,10 @@ class Groups:
         self.shapes = weights
         self.how = how
 
+    def scored(self, name: str) -> list[str]:
+        """List the weights of whose entries the groups that are ranked under a name have their scores."""
+        return [name]
+
     def pool(self, scores: Scores, masks: Masks, is_mean: bool, norm: Norm | None = None) -> Scores:
         """Make a score of each group from its kept entries, a mean if groups of other sizes are ranked beside it.
 
@@ -174,8 +178,12 @@ class MadeUnits(_Pooled):
             if not all(fits) or len(fits) < len(unit["made_by"]) + len(unit["read_by"]):
                 raise LotteryError(f"The units of {first} do not fit the shapes of the weights.")
 
+    def scored(self, name: str) -> list[str]:
+        """List the kernels of the layers that share units."""
+        return self._removable[name]["made_by"]
+
     def _members(self, name: str, arrays: Mapping[str, np.ndarray], fill: Any = 0) -> np.ndarray:
-        kernels = [np.asarray(arrays[kernel]) for kernel in self._removable[name]["made_by"]]
+        kernels = [np.asarray(arrays[kernel]) for kernel in self.scored(name)]
         return np.concatenate([kernel.reshape(-1, kernel.shape[-1]) for kernel in kernels])
 
     def alive(self, masks: Masks) -> Masks:

@@ -147,7 +147,10 @@ class Plan:
 
         A criterion cannot write into the arrays, which the round goes on with.
         """
-        targets = {names: counts[number] for names, counts in self.survivors.items()}
+        targets = {
+            tuple(weight for name in names for weight in self.groups.scored(name)): counts[number]
+            for names, counts in self.survivors.items()
+        }
         total = sum(counts[0] for counts in self.survivors.values())
         # Without iterations the dense network is scored, or ranks among survivors would depend on earlier rounds.
         scored = kept if self.settings.iterative else self.dense
@@ -159,7 +162,7 @@ class Plan:
             density=sum(targets.values()) / total,
             scope=self.settings.scope,
             network=network,
-            targets=None if self.settings.grouping.kind.pools else targets,
+            targets=targets,
         )
 
 

@@ -245,6 +245,37 @@ def test_random_units_differ_from_the_tickets():
     assert plan.of_weights(Prune(), kept).shuffled(kept) is None
 
 
+@pytest.mark.parametrize("criterion", ["large_init_large_final", "small_init_small_final"])
+@pytest.mark.parametrize("granularity", ["block", "unit"])
+def test_percentiles_are_those_of_the_entries_that_are_ranked_together(criterion, granularity, rng):
+    """A weight with a rate of its own is ranked by itself, and layers that share units by the entries of all of them."""
+    shapes = {"a": (6, 4), "a_too": (5, 4), "b": (4, 8), "c": (8, 3)}
+    units = [{"size": 4, "made_by": ["a", "a_too"], "read_by": ["b"]}, {"size": 8, "made_by": ["b"], "read_by": ["c"]}]
+    settings = Prune(
+        criterion=criterion,
+        granularity=granularity,
+        block=(1, 2) if granularity == "block" else (),
+        scope="global",
+        rates={"b": 0.25},
+        rate=0.5,
+        num_rounds=1,
+    )
+    # Of other sizes, so that ranks among all weights are others.
+    initial = {name: rng.normal(size=shape) * (9 if name == "b" else 1) for name, shape in shapes.items()}
+    trained = {name: rng.normal(size=shape) * (3 if name == "b" else 1) for name, shape in shapes.items()}
+    planned = plan.of_weights(settings, initial, units)
+    inputs = planned.criterion_inputs(1, initial, trained, planned.dense, rng)
+    found = criteria.CRITERIA[criterion].score(inputs)
+    sign = 1 if criterion == "large_init_large_final" else -1
+    for together in (["b"], ["a", "a_too"] if granularity == "unit" else ["a", "a_too", "c"]):
+        ranks = [
+            np.argsort(np.argsort(sign * np.abs(np.concatenate([values[name].ravel() for name in together]))))
+            for values in (initial, trained)
+        ]
+        scores = np.concatenate([found[name].ravel() for name in together])
+        assert np.array_equal(scores, np.minimum(*ranks) + 1)
+
+
 @pytest.mark.parametrize("norm", NORMS)
 def test_chance_takes_units_of_every_size_alike(norm):
     """The mean of many draws lies near a half, and their maximum near one."""
