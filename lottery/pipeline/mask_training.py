@@ -8,6 +8,7 @@ import numpy as np
 
 from lottery import randomness, weights
 from lottery.enforcement.patching import seen_as
+from lottery.errors import LotteryError
 from lottery.masks import Weights
 from lottery.models.kerases import is_compiled, keras_of, tf
 from lottery.pipeline import building
@@ -76,7 +77,14 @@ def _made(prepared: Prepared) -> Trainer:
     changes = [(name, named[name], partial(seen, place)) for place, name in enumerate(names)]
     # Not through Keras' __setattr__, which tracks every value.
     vars(model)["call"] = seen_as(changes, _ASSIGNED)(model.call)
-    return Trainer(model, prepared.data, settings, augment=experiment.data.augment, inputs=inputs)
+    trainer = Trainer(model, prepared.data, settings, augment=experiment.data.augment, inputs=inputs)
+    # A step that calls the model's layers by itself would train the scores as if they were weights.
+    if not any(variable is inputs["counts"] for variable in trainer.loop.examined.variables):
+        raise LotteryError(
+            f"The train_step of the model {model.name!r} does not call the model itself, so no masks can be learned; "
+            "call the model there, or leave the branch out."
+        )
+    return trainer
 
 
 def _compile(model: Any, settings: Any, example: Any) -> None:

@@ -238,6 +238,27 @@ def test_a_learning_rate_that_cannot_begin_later_is_no_matter_where_nothing_is_t
     assert [name for name in done.table()["branch"] if name in NAMES] == NAMES
 
 
+def test_a_train_step_that_passes_the_model_by_is_refused():
+    """It would train the scores as if they were weights, and mean nothing by the masks."""
+    import keras
+    import tensorflow as tf
+
+    class Own(keras.Sequential):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, self.layers[0](x))
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            return {"loss": loss}
+
+    tables = TABLES | {"train": {"num_steps": 1, "batch_size": 16, "jit_compile": False}, "rewind": {}}
+    given = Ingredients(lambda: Own([keras.Input((6,)), keras.layers.Dense(3)]), toy_arrays(np.random.default_rng(3)))
+    prepared = preparing.prepare(config.load(tables), given)
+    with pytest.raises(LotteryError, match="train_step of the model .* does not call the model itself"):
+        mask_training.learner(prepared)
+
+
 def test_models_of_tf_keras_are_refused(tmp_path):
     tf_keras = pytest.importorskip("tf_keras")
 
