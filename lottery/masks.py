@@ -43,12 +43,20 @@ def total_kept(masks: Masks) -> int:
 
 def density(masks: Masks) -> float:
     """Return the fraction of all entries that are kept, in [0, 1]."""
-    return total_kept(masks) / sum(mask.size for mask in masks.values())
+    return total_kept(masks) / _num_entries(masks)
 
 
 def density_by_weight(masks: Masks) -> dict[str, float]:
     """Return the fraction of each weight's entries that are kept, in [0, 1]."""
-    return {name: kept / masks[name].size for name, kept in num_kept(masks).items()}
+    return {name: density({name: mask}) for name, mask in masks.items()}
+
+
+def _num_entries(masks: Masks) -> int:
+    """Count the entries of all weights, kept or not; raise `LotteryError` if there is none."""
+    count = sum(mask.size for mask in masks.values())
+    if not count:
+        raise LotteryError(f"The masks of {list(masks)} have no entry, of which a fraction could be kept.")
+    return count
 
 
 def apply(weights: Weights, masks: Masks, held_at: Weights | None = None) -> dict[str, np.ndarray]:
@@ -85,7 +93,7 @@ def intersection(first: Masks, second: Masks) -> Masks:
 def distance(first: Masks, second: Masks) -> float:
     """Return the fraction of all entries that only one of two masks keeps, in [0, 1]."""
     unequal = total_kept(first) + total_kept(second) - 2 * total_kept(intersection(first, second))
-    return unequal / sum(mask.size for mask in first.values())
+    return unequal / _num_entries(first)
 
 
 def is_nested(inner: Masks, outer: Masks) -> bool:

@@ -61,3 +61,10 @@ def test_held_values_count_as_the_weight_can_hold_them():
     for held_at in ({"a": 0.1}, {"a": np.full(3, 0.1)}):
         assert masks.leaks(masks.apply(weights, kept, held_at), kept, held_at) == {}
         assert masks.leaks(weights, kept, held_at) == {"a": 2}
+
+
+@pytest.mark.parametrize("kept", [{}, {"w": np.ones((0, 3), bool)}])
+def test_masks_without_an_entry_have_no_density(kept):
+    for fraction in (masks.density, lambda kept: masks.distance(kept, kept)):
+        with pytest.raises(LotteryError, match="have no entry"):
+            fraction(kept)
