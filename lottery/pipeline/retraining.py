@@ -16,6 +16,7 @@ from lottery.errors import LotteryError, StorageError
 from lottery.executors.scheduler import Job
 from lottery.formatting import counted, listed
 from lottery.pipeline import environment, recomputing
+from lottery.pipeline.network_training import Training
 from lottery.pipeline.prepared import Ingredients
 from lottery.pipeline.worker import Recipe, Worker
 from lottery.pruning import branches
@@ -60,7 +61,7 @@ def retrained(
     On the machine of the run, with its versions and number of threads, every file must have the same bytes, unless the
     network was trained on another machine, with which the run went on. Elsewhere, and of such a network,
     the accuracies at the early-stop step and at the end are compared; see `APART`. Raises `LotteryError` if the data or
-    the model are not those of the run, or a network cannot be trained.
+    the model are not those of the run, or a network cannot be trained, or not again to the same bits.
     """
     experiment, recorded = store.read_experiment(run), store.read_environment(run)
     environment.begin_as(recorded)  # or this process would look like another machine
@@ -71,14 +72,19 @@ def retrained(
         # Not of the run's own name, which may be a dot.
         copy = Path(temporary, "run")
         _copy(run, copy)
-        worker = Worker({copy: Recipe(copy, experiment, ingredients)}, on_event, interrupts.never)
+        recipe = Recipe(copy, experiment, ingredients)
+        worker = Worker({copy: recipe}, on_event, interrupts.never)
         stack.callback(worker.close)
         for stored in networks:
+            rounds_otherwise = elsewhere or stored.elsewhere
             network = NetworkId(stored.replicate, stored.round, stored.branch)
             folder = store.round_path(copy, *network)
             # What is stored would be found complete, and not trained.
             shutil.rmtree(folder)
             try:
+                training, _ = worker.opened(recipe, stored.replicate)
+                if not rounds_otherwise:
+                    _check_repeatable(training)
                 worker(Job(copy, network))
             # It names the disk that is full, which is not that of the run.
             except StorageError:
@@ -87,9 +93,18 @@ def retrained(
             except LotteryError as error:
                 raise LotteryError(str(error).replace(str(copy), str(run))) from None
             again = StoredRound(copy, *network)
-            wrong = _apart(stored, again) if elsewhere or stored.elsewhere else _other_bytes(stored, again)
+            wrong = _apart(stored, again) if rounds_otherwise else _other_bytes(stored, again)
             yield f"{stored.name}, trained again", wrong
             _put_back(stored, again)
+
+
+def _check_repeatable(training: Training) -> None:
+    """Raise `LotteryError` if a model draws random numbers that are others each time."""
+    if found := training.prepared.trainer.loop.examined.unrepeatable:
+        raise LotteryError(
+            f"The networks of {str(training.path)!r} cannot be trained again to the same bits: the model draws random "
+            f"numbers by {', '.join(found)}, which nothing can restore."
+        )
 
 
 def _put_back(stored: StoredRound, again: StoredRound) -> None:

@@ -61,7 +61,7 @@ class Worker:
         # A process that died after it stored a network could not say so any more.
         if store.is_stored(recipe.path, *network):
             return
-        training, train = self._opened(recipe, network.replicate)
+        training, train = self.opened(recipe, network.replicate)
         if train is not None:
             train(network)
         elif network.branch == store.TICKET:
@@ -75,7 +75,7 @@ class Worker:
         while self._open:
             self._close_first()
 
-    def _opened(self, recipe: Recipe, replicate: int) -> Open:
+    def opened(self, recipe: Recipe, replicate: int) -> Open:
         """Return a run that is open for training; of several, the one that was used longest ago is closed."""
         opened = self._open.pop(recipe.path, None)
         if opened is None:

@@ -18,6 +18,7 @@ from lottery import config, progress
 from lottery.data import read_npz
 from lottery.errors import LotteryError, StorageError
 from lottery.pipeline import environment, recomputing, retraining
+from lottery.pipeline.network_training import Training
 from lottery.pipeline.prepared import Ingredients
 from lottery.runs import store, verification
 from lottery.runs.stored import StoredRound, stored_rounds
@@ -187,6 +188,15 @@ def test_an_error_names_the_run_and_not_its_copy(run):
     data = (x[:1000], y[:1000], x[1000:], y[1000:])
     with pytest.raises(LotteryError, match=re.escape(f"the data of {str(run.path)!r}")):
         list(retraining.retrained(run.path, retraining.chosen(run.path, 1), Ingredients(data=data), quietly))
+
+
+def test_of_random_numbers_that_nothing_restores_no_network_is_called_wrong(run, monkeypatch):
+    loop = types.SimpleNamespace(examined=types.SimpleNamespace(unrepeatable=("RandomUniform",)))
+    prepared = types.SimpleNamespace(trainer=types.SimpleNamespace(loop=loop))
+    training = Training(run.path, prepared, quietly)
+    monkeypatch.setattr(retraining.Worker, "opened", lambda *_: (training, None))
+    with pytest.raises(LotteryError, match="cannot be trained again .* random numbers by RandomUniform"):
+        list(retraining.retrained(run.path, retraining.chosen(run.path, 1), Ingredients(), quietly))
 
 
 def test_the_data_may_lie_in_another_file(tmp_path):
