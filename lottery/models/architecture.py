@@ -123,8 +123,8 @@ def _check_activations(model: Any, rebuilt: Any) -> None:
 
 def _check_frozen(model: Any, rebuilt: Any) -> None:
     """Raise `TicketError` if a variable is frozen in only one of a model and the one built from its description."""
-    # Of a layer that was frozen alone within another layer, as the query of attention, no Keras describes it, and
-    # tf_keras does not describe that a model within a model was frozen (Keras 3.15, tf_keras 2.21).
+    # Neither Keras describes that a layer was frozen alone within another layer, and tf_keras 2.21 not that a model
+    # within a model was; Keras 3.15 builds a frozen layer of attention of layers that train.
     for name in sorted(_frozen(model) ^ _frozen(rebuilt)):
         raise TicketError(f"Its configuration does not say if {name!r} is frozen.")
 

@@ -189,14 +189,15 @@ def test_an_activation_of_the_users_own_is_not_taken_for_that_of_keras(library, 
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_frozen_weight_does_not_train_in_the_model_of_a_ticket(library, rng):
-    """No Keras describes that a layer within a layer was frozen alone."""
+    """Neither Keras describes that a layer within a layer was frozen alone."""
     keras = library_of(library)
     layers, x = keras.layers, keras.Input((4, 3))
 
     def built(layer, frozen):
+        outputs = layer(x, x) if isinstance(layer, layers.MultiHeadAttention) else layer(x)
         for inner in frozen:
             inner.trainable = False
-        model = keras.Model(x, layers.Dense(2)(layer(x, x) if hasattr(layer, "_query_dense") else layer(x)))
+        model = keras.Model(x, layers.Dense(2)(outputs))
         return model, tickets.of(model, any_masks(rng, weights.prunable(model)))
 
     attention = layers.MultiHeadAttention(1, 2)
