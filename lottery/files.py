@@ -141,8 +141,7 @@ def check_nesting(value: Any) -> None:
 def pack_arrays(arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None) -> bytes:
     """Pack arrays, and text by name, as safetensors. The order of two or more texts varies between calls.
 
-    Raises:
-        LotteryError: A name does not print, so that `read_arrays` would refuse the file.
+    Raises `LotteryError` for a name that does not print, so that `read_arrays` would refuse the file.
     """
     if odd := next((name for name in arrays if not name.isprintable()), None):
         raise LotteryError(

@@ -62,8 +62,7 @@ def describe(model: Any, name: str | None = None) -> Architecture:
 def build(architecture: Architecture, expected: Shapes, library: str | None = None) -> Any:
     """Build a network, not compiled, by default with its own library.
 
-    Raises:
-        TicketError: The architecture is not harmless, or has other variables (`weights.portable`) than are expected.
+    Raises `TicketError` if the architecture is not harmless, or has other variables (`weights.portable`) than expected.
     """
     own = architecture.get("library")
     reader: Any = library or own

@@ -271,7 +271,6 @@ def layers_within(config: Mapping[str, Any]) -> list[DescribedLayer]:
 
 
 def _record(value: Any) -> dict[str, Any]:
-    """Return a value if it is a record, or an empty one."""
     return value if isinstance(value, dict) else {}
 
 

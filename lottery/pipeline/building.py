@@ -216,7 +216,6 @@ def _without_masks(prepared: Prepared, replicate: int) -> Any:
 
 
 def _at(data: Splits, positions: np.ndarray) -> gradients.Batch:
-    """Return training examples, as a model takes them."""
     return gradients.Batch(scaler(data)(data.train.x[positions]), data.train.y[positions])
 
 

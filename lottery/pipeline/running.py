@@ -77,7 +77,6 @@ def _found(
 
 
 def _size(path: Path, experiment: config.Experiment) -> str:
-    """Say how many networks a run has, and how many of them are stored."""
     stored, num = store.progress(path, experiment)
     replicates = counted(experiment.run.num_replicates, "replicate")
     size = f"{path}: {counted(num, 'network')} of {replicates}"

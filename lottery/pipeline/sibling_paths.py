@@ -95,7 +95,6 @@ def _with_stored(line: Line, pair: Siblings) -> Line:
 
 
 def _barrier(points: list[PathPoint]) -> str:
-    """Say how high the barrier of the test error is."""
     tested = [(alpha, error) for alpha, split, _, error in points if split == "test"]
     found = error_barrier([alpha for alpha, _ in tested], [error for _, error in tested])
     stable = "stable" if found["stable"] else "not stable"

@@ -65,7 +65,6 @@ def _by_replicate(wanted: Sequence[Siblings]) -> list[list[Siblings]]:
 
 
 def _missing_steps(own: Sequence[Siblings]) -> list[int]:
-    """List the steps of a replicate's dense network that are not stored."""
     return sorted({pair.step for pair in own if not pair.state_file.exists()})
 
 

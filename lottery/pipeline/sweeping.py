@@ -160,7 +160,6 @@ def _open(
 
 
 def _size(num_experiments: int, num_missing: int, num_copies: int) -> str:
-    """Say how many networks a sweep trains, and how many it copies."""
     if not num_missing:
         return "Every experiment of the sweep is complete."
     shared = f"; {num_copies} more are the same as one of these" if num_copies else ""

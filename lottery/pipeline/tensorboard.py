@@ -214,20 +214,16 @@ class _Disk:
         record_writer.register_writer_factory(self._prefix, self)
 
     def name(self, folder: Path) -> str:
-        """Return a folder's name for tensorboardX."""
         return f"{self._prefix}:{folder}"
 
     def check(self) -> None:
-        """Raise the first error of writing."""
         for error in self.errors:
             raise error
 
     def directory_check(self, name: str) -> None:
-        """Make a folder."""
         self._path(name).mkdir(parents=True, exist_ok=True)
 
     def open(self, name: str) -> "_File":
-        """Open a new file in the folder of the one that tensorboardX would write."""
         # Its own name counts seconds, in which a curve may begin anew, and one file would overwrite another.
         path = self._path(name).with_name(f"events.out.tfevents.{time.time_ns()}")
         return _File(path.open("wb"), self.errors)

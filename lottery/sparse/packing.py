@@ -308,7 +308,6 @@ class Packing:
         return np.array(phases, np.int64), np.array(runs, np.int64)
 
     def _operation(self, operation: Operation) -> dict[str, Any]:
-        """Describe an operation by numbers."""
         kind, describe = _KINDS[type(operation)]
         described = {"kind": kind, "source": operation.source, "target": operation.target, "function": -1}
         return described | describe(self, operation)

@@ -221,11 +221,7 @@ def refuse_shared_cache() -> None:
 
 
 def read(model: Any) -> Network:
-    """Read a compiled model, without enforcement.
-
-    Raises:
-        Obstacle: The engine cannot train the model.
-    """
+    """Read a compiled model, without enforcement, or raise `Obstacle` if the engine cannot train it."""
     for step in ("train_step", "test_step", "call", "compute_loss"):
         if not is_keras(getattr(type(model), step)) or step in vars(model):
             raise Obstacle(f"the model has its own {step}")
@@ -317,7 +313,6 @@ class _Reader:
         self._tensors: dict[int, int | None] = {}
 
     def read(self, call: graph.LayerCall) -> None:
-        """Add the operations of a call to the network."""
         name, shape = graph.class_name(call.layer), tuple(call.outputs[0].shape[1:])
         _refuse(call.layer, {"has outputs of no fixed size": None in shape})
         tensor = None

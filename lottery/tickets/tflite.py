@@ -105,7 +105,6 @@ def _converted(model: Any, configure: Callable[[Any], None]) -> bytes:
 
 
 def _traced(model: Any, size: int) -> Any:
-    """Trace the call of a model for a number of examples."""
     taken = model.inputs[0]
     return traced_call(model, tf.TensorSpec([size, *taken.shape[1:]], taken.dtype))
 

@@ -284,7 +284,6 @@ class Course:
         return measured
 
     def _check_held(self, variables: Weights) -> None:
-        """Raise `LotteryError` if a masked entry is not held."""
         for name in masks.leaks(variables, self.kept, self.held_at):
             what = "held" if self.trainer.held else "zero"
             raise LotteryError(
@@ -293,7 +292,6 @@ class Course:
             )
 
     def _check_finite(self, final: Weights) -> None:
-        """Raise `LotteryError` if a trained weight is not a finite number."""
         # Whether the loss shows a NaN depends on the processor: the relu of some makes it a zero.
         for name, variable in weights.variables(self.model).items():
             if weights.is_trained(self.model, variable) and not np.isfinite(final[name]).all():

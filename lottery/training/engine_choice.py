@@ -169,11 +169,8 @@ def difference(
 ) -> float:
     """Compute the largest difference of a weight, where the compiled loop and the sparse engine end.
 
-    Those `left_out` go any way, and need not agree.
-
-    Raises:
-        LotteryError: The training diverges, or the median difference of a variable, as a share of its median way from
-            the start, is more than rounding.
+    Those `left_out` go any way, and need not agree. Raises `LotteryError` if the training diverges, or the median
+    difference of a variable, as a share of its median way from the start, is more than rounding.
     """
     largest = 0.0
     for name, value in expected.items():

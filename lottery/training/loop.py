@@ -219,7 +219,6 @@ def _steps_over_arrays(
 
 
 def _steps_over_stream(train: Callable[..., Logs], make: Callable[[], Any]) -> tuple[Any, Callable[..., Arguments]]:
-    """Make `Loop.steps` and `Loop.batches` for a data set."""
     import keras
 
     @tf.function(autograph=False)
@@ -293,7 +292,6 @@ def _test_step(model: Any, reported: examining.Reported) -> Callable[[Any], Logs
 
 
 def _over_stream(model: Any, make: Callable[[], Any], reported: examining.Reported) -> Callable[[], Logs]:
-    """Make a function that evaluates a model on a data set."""
     # The last batch is often smaller than the others; by this, a second trace takes batches of any size.
     test_step = tf.function(_test_step(model, reported), reduce_retracing=True, autograph=False)
 
