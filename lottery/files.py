@@ -11,7 +11,7 @@ import shutil
 import stat
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -181,16 +181,17 @@ def _layout(path: Path, file: BinaryIO) -> Layout:
     return Layout(8 + length + end, arrays, header.get("__metadata__") or {})
 
 
-def read_packed(path: Path) -> bytes:
-    """Read a file of arrays as bytes, or raise a `LotteryError` if it has another size than its header says.
+def read_packed(path: Path, check: Callable[[Layout], None] = lambda found: None) -> bytes:
+    """Read a file of arrays as bytes, after a check of its header: a file may have a hole of any size behind it.
 
-    That comes first: a file may have a hole of any size behind its arrays.
+    Raises `LotteryError` if the size of the file is not as its header says; or what `check` raises.
     """
     with opened(path) as file:
-        expected = _layout(path, file).size
+        found = _layout(path, file)
+        check(found)
         size = os.fstat(file.fileno()).st_size
-        if size != expected:
-            raise LotteryError(f"{str(path)!r} is damaged: it has {size:,} bytes, and {expected:,} by its header.")
+        if size != found.size:
+            raise LotteryError(f"{str(path)!r} is damaged: it has {size:,} bytes, and {found.size:,} by its header.")
         file.seek(0)
         return _content(file, size, path)
 

@@ -324,13 +324,15 @@ def check_files(folder: Path) -> None:
         read_checked(folder / name, expected)
 
 
-def read_checked(path: Path, expected: str, most: int | None = None) -> bytes:
+def read_checked(
+    path: Path, expected: str, most: int | None = None, check: Callable[[files.Layout], None] = lambda found: None
+) -> bytes:
     """Read a file of a round, or raise `LotteryError` if it does not have the checksum that the record expects.
 
-    The header of a file of arrays bounds its size, unless `most` does.
+    The header of a file of arrays is checked first, by `check` too, unless `most` bounds what the file may have.
     """
     packed = path.suffix == ".safetensors" and most is None
-    content = files.read_packed(path) if packed else files.read(path, most)
+    content = files.read_packed(path, check) if packed else files.read(path, most)
     if hashlib.sha256(content).hexdigest() != expected:
         raise _damaged(path)
     return content

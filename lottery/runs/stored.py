@@ -202,19 +202,21 @@ class StoredRound:
         return name in self.record["sha256"]
 
     def _variables(self, name: str) -> dict[str, np.ndarray]:
-        own, first = self.folder / name, store.start_path(self.run, self.replicate)
-        # By their headers, before a file that a stranger wrote is read. Siblings have no initial weights beside them.
-        if first.exists():
-            start, trained = (files.layout(store.inside(self.run, path)).arrays for path in (first, own))
-            if why := _difference(trained, start):
-                raise LotteryError(f"{str(own)!r} is damaged: {why}.")
-        found = files.parse_arrays(*self._read(name))
-        lottery_masks.check(self.masks, found)
-        return records.Record(found, own)
+        first = store.start_path(self.run, self.replicate)
+        # Siblings have their own folder, without initial weights.
+        start = files.layout(store.inside(self.run, first)).arrays if first.exists() else {}
 
-    def _read(self, name: str, most: int | None = None) -> tuple[Path, bytes]:
+        def check(found: files.Layout) -> None:
+            if start and (why := _difference(found.arrays, start)):
+                raise LotteryError(f"{str(self.folder / name)!r} is damaged: {why}.")
+
+        found = files.parse_arrays(*self._read(name, check=check))
+        lottery_masks.check(self.masks, found)
+        return records.Record(found, self.folder / name)
+
+    def _read(self, name: str, most: int | None = None, **check: Any) -> tuple[Path, bytes]:
         path = store.inside(self.run, self.folder / name)
-        return path, store.read_checked(path, self.record["sha256"][name], most)
+        return path, store.read_checked(path, self.record["sha256"][name], most, **check)
 
 
 def _difference(trained: Mapping[str, Any], start: Mapping[str, Any]) -> str:

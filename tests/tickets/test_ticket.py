@@ -612,7 +612,7 @@ def test_each_file_of_a_round_is_opened_once(small_run, monkeypatch, how):
 
         return count
 
-    for module, name in ((io, "open"), (builtins, "open"), (files, "safe_open")):
+    for module, name in ((io, "open"), (builtins, "open")):
         monkeypatch.setattr(module, name, counting(getattr(module, name)))
     ticket = tickets.load(small_run.path, **how)
     monkeypatch.undo()
