@@ -180,17 +180,10 @@ def early_stop(rows: Table, ax: Any = None, interval: str = "range", labels: Map
 
 def _early_stop_caption(rows: Table, interval: str = "range", **_: Any) -> str:
     _, points = _steps(rows, interval)
-    sentences = [
-        f"Early-stop step, at which the validation loss is lowest, against {_LABELS['density']}.",
-        style.replicates(points, _BOTH if (points["round"] == 0).any() else "bars", interval),
-    ]
-    if points["bound"].any():
-        sentences.append(
-            "Open markers are lower bounds: in at least one replicate the loss is lowest at the last step."
-        )
-    if points["low"].min() < 0:
-        sentences.append(style.CUT)
-    return " ".join(sentences)
+    what = f"Early-stop step, at which the validation loss is lowest, against {_LABELS['density']}."
+    why = "in at least one replicate the loss is lowest at the last step"
+    shape = _BOTH if (points["round"] == 0).any() else "bars"
+    return style.caption_of_bounds(points, what, why, shape, interval)
 
 
 def _steps(rows: Table, interval: str) -> tuple[dict[str, style.BranchStyle], Table]:

@@ -30,17 +30,12 @@ def figure(rows: Table, ax: Any = None, interval: str = "range", labels: Mapping
 
 
 def _caption(rows: Table, interval: str = "range", **_: Any) -> str:
-    points = _points(rows, interval)
-    sentences = [
+    what = (
         "Steps to the lowest validation loss of the dense network, divided by the steps of the dense network, against "
-        "density, the fraction of prunable weights that is kept.",
-        style.replicates(points, "bars", interval),
-    ]
-    if points["bound"].any():
-        sentences.append("Open markers are lower bounds: at least one replicate never reaches this loss.")
-    if points["low"].min() < 0:
-        sentences.append(style.CUT)
-    return " ".join(sentences)
+        "density, the fraction of prunable weights that is kept."
+    )
+    why = "at least one replicate never reaches this loss"
+    return style.caption_of_bounds(_points(rows, interval), what, why, "bars", interval)
 
 
 def _points(rows: Table, interval: str) -> Table:

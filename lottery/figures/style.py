@@ -238,6 +238,16 @@ def bounds(ax: Any, points: Table, looks: Mapping[str, BranchStyle], labels: Map
     density_axis(ax, points["density"])
 
 
+def caption_of_bounds(points: Table, what: str, why: str, shape: str, interval: str) -> str:
+    """Write the text beside a figure of `bounds`: what it shows, and why a marker may be open."""
+    sentences = [what, replicates(points, shape, interval)]
+    if points["bound"].any():
+        sentences.append(f"Open markers are lower bounds: {why}.")
+    if points["low"].min() < 0:
+        sentences.append(CUT)
+    return " ".join(sentences)
+
+
 def reference(ax: Any, y: float, label: str = "dense", line: str = "--") -> Any:
     """Draw a thin grey line across the axes at what others are compared with, and return it."""
     return ax.axhline(y, color="0.35", linewidth=thick(1), linestyle=line, label=label, zorder=1)
