@@ -1,5 +1,6 @@
 """The commands about experiments: which come with the package, and what one would train."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +79,8 @@ class Power:
             raise LotteryError("Use --std or --from, not both.")
         if self.difference is not None and self.std is None and self.pilot is None:
             raise LotteryError("--difference needs --std NUMBER or --from RUN, which say how much replicates differ.")
+        if self.difference is not None and not math.isfinite(self.difference):
+            raise LotteryError(f"--difference must be a finite number, not {self.difference}.")
         if not 0 < self.power < 1:
             raise LotteryError(f"--power must be between 0 and 1, not {self.power:g}.")
 
