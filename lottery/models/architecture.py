@@ -78,6 +78,7 @@ def build(architecture: Architecture, expected: Shapes, library: str | None = No
     try:
         with warnings.catch_warnings(action="ignore"):
             model = _built(architecture, reader)
+        _freeze_within(model)
         found = masks.shapes(weights.portable(model))
     except Exception as error:  # Keras may raise anything because of a stranger's configuration
         raise TicketError(f"The ticket's architecture cannot be built: {_short(reason(error))}") from error
@@ -123,7 +124,7 @@ def _check_activations(model: Any, rebuilt: Any) -> None:
 def _check_frozen(model: Any, rebuilt: Any) -> None:
     """Raise `TicketError` if a variable is frozen in only one of a model and the one built from its description."""
     # Neither Keras describes that a layer was frozen alone within another layer, and tf_keras 2.21 not that a model
-    # within a model was; Keras 3.15 builds a frozen layer of attention of layers that train.
+    # within a model was.
     for name in sorted(_frozen(model) ^ _frozen(rebuilt)):
         raise TicketError(f"Its configuration does not say if {name!r} is frozen.")
 
@@ -131,6 +132,15 @@ def _check_frozen(model: Any, rebuilt: Any) -> None:
 def _frozen(model: Any) -> set[str]:
     trained = {id(variable) for variable in model.trainable_variables}
     return {name for name, variable in weights.portable(model).items() if id(variable) not in trained}
+
+
+def _freeze_within(model: Any) -> None:
+    """Freeze what lies within frozen layers: Keras 3.15 builds a frozen layer of attention of layers that train."""
+    for layer in weights.all_layers(model):
+        # A model's layers are described one by one.
+        if not layer.trainable and not hasattr(layer, "layers"):
+            for inner in weights.children(layer):
+                inner.trainable = False
 
 
 def _check_names(architecture: Architecture) -> None:

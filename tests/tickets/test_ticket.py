@@ -205,9 +205,9 @@ def test_a_frozen_weight_does_not_train_in_the_model_of_a_ticket(library, rng):
     _, ticket = built(attention, [attention._query_dense])
     with pytest.raises(TicketError, match=r"if 'multi_head_attention/query/bias' is frozen.*ticket\.apply"):
         ticket.model()
-    layer = layers.Dense(3)
-    model, ticket = built(layer, [layer])
-    assert weights.unprunable(ticket.model()) == weights.unprunable(model)
+    for layer in (layers.Dense(3), layers.MultiHeadAttention(1, 2)):
+        model, ticket = built(layer, [layer])
+        assert weights.unprunable(ticket.model()) == weights.unprunable(model)
 
 
 def test_a_built_in_network_is_built_in_either_library(tmp_path, rng):
