@@ -411,7 +411,7 @@ def _wrong_branch(stored: StoredRound, again: Recomputation | None) -> Iterator[
     made = known.function(round)
     held_at = made.held_in(round)
     yield from stored.wrong_held(held_at)
-    steps = {"first_step": made.first_step, "last_step": made.last_step}
+    steps: dict[str, Any] = {"first_step": made.first_step, "last_step": made.last_step}
     if known.learns:
         steps["mask_steps"] = made.last_step
     if made.changes:
