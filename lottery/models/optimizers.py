@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery import formatting, masks, weights
-from lottery.masks import Masks
+from lottery import formatting
 from lottery.models.kerases import is_keras, put_back
 
 _AVERAGES = "_model_variables_moving_average"  # by position, as slots are; no public name (Keras 3.15, tf_keras 2.21)
@@ -94,7 +93,7 @@ def leaves_out_of_decay(optimizer: Any) -> bool:
 def slot(optimizer: Any, name: str, variable: Any) -> Any:
     """Return the slot of a variable in an optimizer's attribute, a list by position; None without either."""
     by_position = getattr(optimizer, name, None)
-    if not by_position:
+    if variable is None or not by_position:
         return None
     place = _place(optimizer, variable)
     return None if place is None else by_position[place]
@@ -123,13 +122,6 @@ def slots(optimizer: Any, variable: Any) -> Iterator[Any]:
                 found = value[place]
                 if hasattr(found, "assign") and found is not variable and tuple(found.shape) == tuple(variable.shape):
                     yield found
-
-
-def change_masks(model: Any, before: Masks, kept: Masks) -> None:
-    """Put a compiled model under other masks: entries that they add start at zero, with slots where slots begin."""
-    weights.assign(model, masks.apply(weights.read_state(model), kept))
-    # An entry that grows must not go on with what the optimizer remembers of its earlier life.
-    clear_slots(model.optimizer, weights.variables(model), {name: mask & before[name] for name, mask in kept.items()})
 
 
 def clear_slots(optimizer: Any, variables: Mapping[str, Any], stays: Mapping[str, np.ndarray]) -> None:

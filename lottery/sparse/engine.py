@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery import randomness, weights
+from lottery import masks, randomness, weights
 from lottery.data import Split, Splits
 from lottery.masks import Masks
 from lottery.models import optimizers
@@ -116,7 +116,9 @@ class Engine:
     def change(self, before: Masks, kept: Masks) -> None:
         """Continue under other masks: write the model, change it there, and read it again."""
         self.finish()
-        optimizers.change_masks(self.model, before, kept)
+        weights.assign(self.model, masks.apply(weights.read_state(self.model), kept))
+        in_both = {name: mask & before[name] for name, mask in kept.items()}
+        optimizers.clear_slots(self.model.optimizer, weights.variables(self.model), in_both)
         self.begin(kept)
 
     def advance(self, num_steps: int, before: int = 0) -> Logs:

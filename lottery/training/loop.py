@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lottery import randomness, weights
+from lottery import masks, randomness, weights
 from lottery.data import Splits, Streams
 from lottery.errors import LotteryError
 from lottery.masks import Masks
@@ -55,7 +55,10 @@ class Loop:
     def change(self, before: Masks, kept: Masks) -> None:
         """Continue under other masks."""
         # At once, because most modes of enforcement act after an update, and the next one would use dropped entries.
-        optimizers.change_masks(self.model, before, kept)
+        weights.assign(self.model, masks.apply(weights.read_state(self.model), kept))
+        # An entry that grows must not go on with what the optimizer remembers of its earlier life.
+        in_both = {name: mask & before[name] for name, mask in kept.items()}
+        optimizers.clear_slots(self.model.optimizer, weights.variables(self.model), in_both)
 
     def finish(self) -> None:
         """Do nothing: the model's variables are those after the last step."""
