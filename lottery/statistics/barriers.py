@@ -10,7 +10,10 @@ def error_barrier(alphas: Sequence[float], errors: Sequence[float]) -> dict[str,
     """Compute the error barrier of one path: the highest error on the straight line minus the mean of its ends.
 
     It is the "linear interpolation instability" of Frankle et al. 2020, https://arxiv.org/abs/1912.05671, section 2.
-    The places of the points on the line are from 0 to 1, in any order; errors are in [0, 1].
+
+    Args:
+        alphas: The places of the points, from 0 to 1, in any order.
+        errors: The errors at these points, in [0, 1].
 
     Returns:
         ``ends``, the mean error of the two networks; ``highest``, the highest error, found first at

@@ -15,9 +15,13 @@ _QUANTILES = 200  # of the standard deviations that may come out
 
 
 def of_interval(num: int, distance: float, std: Any, confidence: float = 0.95) -> Any:
-    """Compute the probability that a t interval of `num` new values, at least 2, lies above a bound.
+    """Compute the probability that a t interval of `num` new values lies above a bound.
 
-    The true mean is so far above the bound as `distance` says. An array of true standard deviations gives an array.
+    Args:
+        num: How many values, at least 2.
+        distance: How far the true mean is above the bound.
+        std: Their true standard deviation; an array gives an array.
+        confidence: Of the interval.
     """
     from scipy import special
 

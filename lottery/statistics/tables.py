@@ -46,10 +46,13 @@ _PUBLISHED = {"pass": GOOD, "fail": BAD, "cannot tell": OPEN, "open": OPEN}
 
 
 def rounds(judgement: Judgement, points: Table, costs: Table | None = None, short: bool = False) -> TextTable:
-    """List the tickets, a row for each round; or in short only what was found.
+    """List the tickets, a row for each round.
 
-    The points are the table of `lottery.statistics.results.summary`. With costs, the table of
-    `lottery.analysis.costs.table`, it lists these and early-stop steps beside dense, too.
+    Args:
+        judgement: Of the run.
+        points: The table of `lottery.statistics.results.summary`.
+        costs: The table of `lottery.analysis.costs.table`, to list costs and early-stop steps beside dense, too.
+        short: Leave out all but what was found.
     """
     metric = judgement.metric
     points = of_tickets(points)
@@ -130,7 +133,10 @@ def _key_of_rounds(judgement: Judgement, points: Table) -> dict[str, str]:
 def controls(judgement: Judgement, costs: Table | None = None, only: int | None = None) -> TextTable | None:
     """Compare each control with the ticket, over the replicates that have both; None if there are none.
 
-    With costs, the table of `lottery.analysis.costs.table`, it lists what each network takes, too.
+    Args:
+        judgement: Of the run.
+        costs: The table of `lottery.analysis.costs.table`, to list what each network takes, too.
+        only: The only round to list.
     """
     metric, rule = judgement.metric, judgement.rule
     # From losses as they are; the lines of differences have them as gains.

@@ -57,7 +57,9 @@ def interval(differences: np.ndarray, confidence: float = 0.95) -> tuple[float, 
     ``tests/scripts/simulate_two_way.py`` it holds the true mean as often as it says. A paired bootstrap of both does
     not: that is too wide where seeds hardly matter, and too narrow where they matter most.
 
-    The differences are as for `error_of_examples`; one row gives infinite ends.
+    Args:
+        differences: As for `error_of_examples`; one row gives infinite ends.
+        confidence: In (0, 1).
     """
     from scipy import special
 
@@ -72,6 +74,11 @@ def interval(differences: np.ndarray, confidence: float = 0.95) -> tuple[float, 
 
 def table(run: store.Folder, tolerance: float = ACCURACY.tolerance, confidence: float = 0.95) -> Table:
     """Compare the tickets of a run with dense and with each control, with intervals over seeds and test examples.
+
+    Args:
+        run: Its folder.
+        tolerance: Accuracy that a matching ticket may lose, in [0, 1].
+        confidence: Of the intervals, in (0, 1).
 
     Returns:
         A data frame with the columns `COLUMNS`. For each measure of `PREDICTIONS` it has a row for each pruned round
