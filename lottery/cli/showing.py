@@ -66,6 +66,7 @@ def show(
     A narrow terminal leaves out, in this order: end from, end to, kept, early stop, stops later, end, end vs dense, end
     verdict, ±, n, budget from, budget to, within budget, speed, needed, beats controls, test accuracy, round.
     """
+    from lottery.runs import stored
     from lottery.statistics import metric, results
 
     if interval not in INTERVALS:
@@ -85,7 +86,7 @@ def show(
         return
     show_run(run, rows, tolerance, round, long)
     if not metric.metric_of(rows).is_loss:
-        output.say(*metric.too_fine(tolerance, len(results.test_labels(run))))
+        output.say(*metric.too_fine(tolerance, len(stored.test_labels(run))))
 
 
 def show_run(run: Path, rows: Any, tolerance: float | None, round: int | None = None, long: bool = False) -> None:
@@ -136,7 +137,8 @@ def headline(judgement: Any) -> None:
 
 def _show_two_way(run: Path, round: int | None, tolerance: float, as_data: output.AsData) -> None:
     """Print ticket − dense with intervals over seeds and test examples, at both times, and what they show."""
-    from lottery.statistics import metric, results, tables, two_way
+    from lottery.runs import stored
+    from lottery.statistics import metric, tables, two_way
 
     every = two_way.table(run, tolerance)
     if every.empty and not as_data:
@@ -154,7 +156,7 @@ def _show_two_way(run: Path, round: int | None, tolerance: float, as_data: outpu
         print()
         key = shown.key
     output.say(*(f"{name}: {text}." for name, text in key.items()), *two_way.sentences(every))
-    output.say(*metric.too_fine(tolerance, len(results.test_labels(run))))
+    output.say(*metric.too_fine(tolerance, len(stored.test_labels(run))))
 
 
 @dataclass(frozen=True)

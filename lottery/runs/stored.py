@@ -259,6 +259,15 @@ def stored_rounds(
     return _one_by_one(found)
 
 
+def test_labels(run: store.Folder) -> np.ndarray:
+    """Read the labels of a run's test examples; none where no predictions of the dense network can be read."""
+    try:
+        dense = next(stored_rounds(run, branches=False), None)
+        return dense.predictions["label"] if dense else np.zeros(0, int)
+    except LotteryError:  # an earlier version stored none, and `verify` tells of damage
+        return np.zeros(0, int)
+
+
 def _one_by_one(found: list[StoredRound]) -> Iterator[StoredRound]:
     # Each round knows the one before it, so that its files are read once; all others are let go of.
     before = None

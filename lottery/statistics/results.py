@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from lottery.errors import LotteryError
 from lottery.formatting import counted
 from lottery.pruning import branches
 from lottery.runs import store
@@ -74,15 +73,6 @@ def _beside_dense(stored: StoredRound, dense: Mapping[str, Any]) -> dict[str, An
     if record["early_stop_step"] <= dense["early_stop_step"]:
         return found | {column: record[column.replace("budget", "early_stop")] for column in _OF_BUDGET}
     return found | {column: record.get(column) for column in _OF_BUDGET}
-
-
-def test_labels(run: store.Folder) -> np.ndarray:
-    """Read the labels of a run's test examples; none where no predictions of the dense network can be read."""
-    try:
-        dense = next(stored_rounds(run, branches=False), None)
-        return dense.predictions["label"] if dense else np.zeros(0, int)
-    except LotteryError:  # an earlier version stored none, and `verify` tells of damage
-        return np.zeros(0, int)
 
 
 def collapsed(run: store.Folder) -> list[str]:

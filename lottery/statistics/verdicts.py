@@ -20,8 +20,8 @@ import numpy as np
 from lottery import config
 from lottery.errors import LotteryError, unknown
 from lottery.pruning import branches, fairness
-from lottery.runs import store
-from lottery.statistics import intervals, power, results, significance
+from lottery.runs import store, stored
+from lottery.statistics import intervals, power, significance
 from lottery.statistics.metric import ACCURACY, Metric, controls, metric_of, of_dense, of_tickets, scored, transferred
 from lottery.text_tables import BAD, GOOD, OPEN, Table, frame
 
@@ -149,7 +149,7 @@ def of_run(run: store.Folder, rows: Table, tolerance: float | None = None) -> Ju
     experiment = store.read_experiment(run)
     rule = rule_for(experiment, tolerance, metric_of(rows))
     cautions = tuple(store.read_environment(run).get("cautions", ()))
-    _, counts = np.unique(results.test_labels(run), return_counts=True)
+    _, counts = np.unique(stored.test_labels(run), return_counts=True)
     most_frequent = float(counts.max() / counts.sum()) if len(counts) else math.nan
     return Judgement(rows, rule, store.progress(run, experiment), cautions, most_frequent)
 

@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from lottery.errors import LotteryError
-from lottery.runs import store
-from lottery.statistics import metric, results, tables, two_way, verdicts
+from lottery.runs import store, stored
+from lottery.statistics import metric, tables, two_way, verdicts
 from lottery.statistics.metric import ACCURACY
 from tests.scripts import simulate_two_way
 
@@ -149,7 +149,7 @@ def test_a_tolerance_finer_than_one_test_example_is_warned_of(small_run, lottery
     for words in (["show", small_run.path], ["show", small_run.path, "--interval", "two_way"]):
         assert warning in " ".join(lottery_command(*words).stdout.split())
         assert warning not in " ".join(lottery_command(*words, "--tolerance", "0.003").stdout.split())
-    assert len(results.test_labels(small_run.path)) == 360
+    assert len(stored.test_labels(small_run.path)) == 360
     assert metric.too_fine(0, 360) == metric.too_fine(0.001, 0) == []
 
 
@@ -163,8 +163,8 @@ def test_a_run_without_predictions_says_so(small_run, tmp_path, lottery_command)
     store.write_record(folder / "round.json", record)
     done = lottery_command("show", run, "--interval", "two_way")
     assert done.returncode == 2 and "has no predictions: an earlier version stored it" in " ".join(done.stderr.split())
-    assert len(results.test_labels(run)) == 0
+    assert len(stored.test_labels(run)) == 0
     (folder / "round.json").write_bytes((small_run.path / "replicate-1/round-00/round.json").read_bytes())
-    assert len(results.test_labels(run)) == 360
+    assert len(stored.test_labels(run)) == 360
     (folder / "predictions.safetensors").unlink()  # what is only a warning's must not stop the command
-    assert len(results.test_labels(run)) == 0 and lottery_command("show", run).returncode == 0
+    assert len(stored.test_labels(run)) == 0 and lottery_command("show", run).returncode == 0
