@@ -58,10 +58,10 @@ def retrained(
 ) -> Iterator[tuple[str, list[str]]]:
     """Train networks of a run again in a temporary folder; yield the name of each, and what differs.
 
-    On the machine of the run, with its versions and number of threads, every file must have the same bytes, unless the
-    network was trained on another machine, with which the run went on. Elsewhere, and of such a network,
-    the accuracies at the early-stop step and at the end are compared; see `APART`. Raises `LotteryError` if the data or
-    the model are not those of the run, or a network cannot be trained, or not again to the same bits.
+    On the machine of the run, with its versions and number of threads, every file must have the same bytes. Elsewhere,
+    and for a network that was trained elsewhere, the accuracies at the early-stop step and at the end are compared; see
+    `APART`. Raises `LotteryError` if the data or the model are not those of the run, if a network cannot be trained, or
+    if the model draws random numbers that nothing can restore.
     """
     experiment, recorded = store.read_experiment(run), store.read_environment(run)
     environment.begin_as(recorded)  # or this process would look like another machine
