@@ -55,7 +55,7 @@ def _num_entries(masks: Masks) -> int:
     """Count the entries of all weights, kept or not; raise `LotteryError` if there is none."""
     count = sum(mask.size for mask in masks.values())
     if not count:
-        raise LotteryError(f"The masks of {list(masks)} have no entry, of which a fraction could be kept.")
+        raise LotteryError("The masks have no entry, so there is no fraction that is kept.")
     return count
 
 

@@ -37,7 +37,7 @@ def largest(values: np.ndarray, present: np.ndarray, sizes: Any) -> np.ndarray:
     return np.where(present.any(axis=0), highest, 0)
 
 
-def first(values: np.ndarray, present: np.ndarray, sizes: Any) -> np.ndarray:
+def first_kept(values: np.ndarray, present: np.ndarray, sizes: Any) -> np.ndarray:
     """The score of a group's first entry that is kept; 0 of a group without any.
 
     For scores that are drawn at random: a sum or a maximum of draws would tell how many entries a group has.
@@ -81,7 +81,7 @@ class Groups:
         self.how = how
 
     def scored(self, name: str) -> list[str]:
-        """List the weights of whose entries the groups that are ranked under a name have their scores."""
+        """List the weights whose entries make the scores of the groups that are ranked under a name."""
         return [name]
 
     def pool(self, scores: Scores, masks: Masks, is_mean: bool, norm: Norm | None = None) -> Scores:

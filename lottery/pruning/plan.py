@@ -54,8 +54,8 @@ class Plan:
         # Of rounds 0 to ``prune.num_rounds``; where entries are pruned in groups, groups are counted.
         self.survivors: Survivors = _survivors(settings, self.groups)
         self._is_global = settings.scope == ranking.GLOBAL
-        # Of draws, a group takes one, so that each group is as likely to go as another of any size.
-        self._norm = granularity.first if criteria.facts(settings.criterion).is_chance else None
+        # Under a criterion of chance a group takes one draw, so that groups of every size are as likely to go.
+        self._norm = granularity.first_kept if criteria.facts(settings.criterion).is_chance else None
 
     @property
     def dense(self) -> Masks:

@@ -79,13 +79,18 @@ def verify(run: store.Folder, again: Recomputation | None = None) -> Iterator[tu
             yield from again.evaluated(sibling)
 
     yield from siblings.wrong(run, measured)
-    found = {path.parents[1].name for path in run.glob("replicate-*/round-*/round.json")}
-    # After the listing: a run in training may begin a replicate at any time.
-    known = {f"replicate-{number}" for number in store.replicates(run, experiment)}
-    for name in sorted(found - known):
+    for name in _other_replicates(run, experiment):
         yield name, ["The experiment has no such replicate; remove its folder."]
     if again and (wrong := again.one_sided()):
         yield "all networks", wrong
+
+
+def _other_replicates(run: Path, experiment: config.Experiment) -> list[str]:
+    """List the folders of rounds that are named as a replicate, and belong to none."""
+    found = {path.parents[1].name for path in run.glob("replicate-*/round-*/round.json")}
+    # After the listing: a run in training may begin a replicate at any time.
+    known = {f"replicate-{number}" for number in store.replicates(run, experiment)}
+    return sorted(found - known)
 
 
 def _out_of_place(run: Path, replicate: int, num_rounds: int) -> Iterator[tuple[str, str]]:
